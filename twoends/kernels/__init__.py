@@ -1,0 +1,1 @@
+"""The same operations, several ways: `reference` (numpy) defines them, `native` (C++) equals it."""
