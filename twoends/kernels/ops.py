@@ -54,7 +54,7 @@ class KdaSteps(Protocol):
 
 
 class MlaHeads(Protocol):
-    """Latent attention of `num_heads` heads whose kv_b rows are `kv_b` (nope rows, then value rows, per head).
+    """Latent attention of `num_heads` heads; `kv_b` has their rows (nope rows, then value rows, per head).
 
     `q_THQ` holds all heads; heads first_head .. first_head + num_heads - 1 are used, and the same
     heads of `out_THV` are written. `cache_CM` has the rows of every position so far, this call's T

@@ -25,4 +25,4 @@ def attnres_mix(sources_NTD: F32, f_D: F32, eps: float) -> F32:
     h_TD = np.zeros_like(sources_NTD[0])
     for source_TD, e_T in zip(sources_NTD, e_NT, strict=True):
         h_TD = fma(source_TD, (e_T / total_T)[:, None], h_TD)
-    return h_TD
+    return np.asarray(h_TD, dtype=np.float32)

@@ -41,7 +41,7 @@ def _horner(coefficients: tuple[np.float32, ...], x: F32) -> F32:
     """c0 + x (c1 + x (c2 + ...)), one fma a step, from the highest coefficient down."""
     total = np.full_like(x, coefficients[-1])
     for c in reversed(coefficients[:-1]):
-        total = fma(total, x, np.float32(c))
+        total = fma(total, x, c)
     return total
 
 

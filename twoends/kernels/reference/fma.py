@@ -17,7 +17,7 @@ _LOW_BITS = np.int64(0x1FFF_FFFF)
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def fma(a: F32, b: F32, c: F32) -> F32:
+def fma(a: F32, b: F32 | np.float32, c: F32 | np.float32) -> F32:
     """round(a * b + c), elementwise with broadcasting; all binary32, subnormals kept."""
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         product = np.multiply(a, b, dtype=np.float64)

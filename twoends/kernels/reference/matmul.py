@@ -8,8 +8,8 @@ from twoends.kernels.ops import F32, Matrix
 from twoends.kernels.reference.fma import fma
 from twoends.kernels.reference.lanes import GROUP, LANES, decode, dot, padded_groups, reduce_lanes
 
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-_SCALES = np.array([*(2.0 ** (byte - 127) for byte in range(255)), np.nan], np.float64).astype(np.float32)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+SCALES = np.array([*(2.0 ** (byte - 127) for byte in range(255)), np.nan], np.float64).astype(np.float32)
 # Bounds the temporary arrays of one step, so that the numpy path keeps a small peak too.
 _ROWS_AT_ONCE = 4096
 
@@ -49,12 +49,12 @@ def _mxfp4_rows(matrix: Matrix, x_X: F32) -> F32:
     assert matrix.scale is not None
     groups = matrix.cols // GROUP
     packed = matrix.data.reshape(matrix.rows, groups, LANES)
-    scale = _SCALES[matrix.scale.reshape(matrix.rows, groups)]
+    scale = SCALES[matrix.scale.reshape(matrix.rows, groups)]
     x_groups = padded_groups(x_X)
     acc = np.zeros((matrix.rows, LANES), np.float32)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for g in range(groups):
-            low, high = _E2M1[packed[:, g] & 15], _E2M1[packed[:, g] >> 4]
+            low, high = E2M1[packed[:, g] & 15], E2M1[packed[:, g] >> 4]
             p = fma(high, x_groups[g, :, 1], low * x_groups[g, :, 0])
             acc = fma(p, scale[:, g, None], acc)
         return np.asarray(reduce_lanes(acc), dtype=np.float32)

@@ -21,7 +21,7 @@ def mla_heads(
     scale: float,
     out_THV: F32,
 ) -> None:
-    """Writes heads first_head .. first_head + num_heads - 1 of `out_THV`; row t sees start + t + 1 positions."""
+    """Writes heads first_head .. first_head + num_heads - 1 of `out_THV`; row t sees 0 .. start + t."""
     latent = kv_b.cols
     value_dim = out_THV.shape[2]
     nope_dim = kv_b.rows // num_heads - value_dim
