@@ -50,7 +50,7 @@ class _Bpe(Protocol):
     """What is used of tiktoken's compiled core."""
 
     def encode_ordinary(self, text: str) -> list[int]: ...
-    def encode(self, text: str, allowed_special: set[str]) -> tuple[list[int], int]: ...
+    def encode(self, text: str, allowed_special: set[str]) -> list[int]: ...
     def decode_bytes(self, tokens: list[int]) -> bytes: ...
     def decode_single_token_bytes(self, token: int) -> bytes: ...
 
@@ -111,7 +111,7 @@ class Tokenizer:
         """
         _check_text(text)
         names = set(self._special_ids)
-        return [token_id for part in split_long(text) for token_id in self._bpe.encode(part, names)[0]]
+        return [token_id for part in split_long(text) for token_id in self._bpe.encode(part, names)]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of all ids in order, a special token as its name; not always whole UTF-8.

@@ -223,7 +223,7 @@ def _named_specials(
         )
     named: dict[int, tuple[str, bool]] = {}
     for key, entry in added.items():
-        if not (key.isascii() and key.isdigit() and str(int(key)) == key):
+        if not (key.isascii() and key.isdigit() and len(key) < 10 and str(int(key)) == key):
             raise fault(
                 f"'added_tokens_decoder' in {path.name} has a key that is not an id.",
                 path=path,
