@@ -1,0 +1,32 @@
+"""Attention Residuals, block form: softmax over depth instead of a running sum (spec section 6)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from twoends.train.layers import RMSNorm
+
+
+class DepthQuery(nn.Module):
+    """The learned pseudo-query of one depth mix, [1, D]. Zero at the start, so the mix begins as a plain mean."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, width))
+
+
+class DepthMix(nn.Module):
+    """sum_i softmax_i(f . v_i / rms(v_i)) v_i over sources v_i [B,T,D]: keys normalised, values raw.
+
+    f is norm weight times pseudo-query. It owns no parameter; a layer passes those it mixes with.
+    """
+
+    def forward(self, sources: list[Tensor], norm: RMSNorm, query: DepthQuery) -> Tensor:
+        folded = norm.weight * query.weight[0]
+        scores = [(v * folded).sum(-1) * (v.square().mean(-1) + norm.eps).rsqrt() for v in sources]
+        weights = torch.softmax(torch.stack(scores, -1), -1)
+        mixed = sources[0] * weights[..., 0:1]
+        for i, v in enumerate(sources[1:], 1):
+            mixed = mixed + v * weights[..., i : i + 1]
+        return mixed
