@@ -124,6 +124,17 @@ def test_the_widest_logits_and_least_temperature_overflow_to_greedy() -> None:
     assert pick(logits, Sampling(temperature=1e-6), position=0) == 1
 
 
+@pytest.mark.parametrize(
+    ("number", "expected"), [(0.0, 0), (0.25, 1), (0.5, 2), (0.75, 3), (1 - 2.0**-53, 3)]
+)
+def test_a_number_on_a_border_draws_the_token_that_begins_there(
+    monkeypatch: pytest.MonkeyPatch, number: float, expected: int
+) -> None:
+    # four equal tokens: their running totals are 1, 2, 3 and 4, exactly
+    monkeypatch.setattr("twoends.generate.sampler.uniform", lambda *, seed, position: number)
+    assert pick(np.zeros(4, dtype=np.float32), Sampling(temperature=1), position=0) == expected
+
+
 def test_position_and_seed_each_change_the_draws() -> None:
     logits = np.zeros(1000, dtype=np.float32)
     by_position = [pick(logits, Sampling(temperature=1, seed=5), position=p) for p in range(20)]
