@@ -43,6 +43,11 @@ class SequenceState:
             for i in range(config.num_layers)
         )
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the whole state, the room for later tokens included."""
+        return sum(array.nbytes for layer in self.layers for array in _arrays_of(layer))
+
     def arrays(self) -> Iterator[tuple[str, F32]]:
         """(name, the part in use) of everything that must be saved, in a fixed order."""
         for i, layer in enumerate(self.layers):
@@ -65,6 +70,12 @@ def recurrent_bytes(config: ModelConfig) -> int:
 def cache_bytes_per_token(config: ModelConfig) -> int:
     """Bytes of latent cache that one token needs over all MLA layers."""
     return 4 * len(config.mla_layers) * config.latent_row
+
+
+def _arrays_of(layer: KdaState | MlaState) -> tuple[F32, ...]:
+    if isinstance(layer, MlaState):
+        return (layer.cache_CM,)
+    return (layer.state_HKV, layer.q_tail_3P, layer.k_tail_3P, layer.v_tail_3P)
 
 
 def _kda_state(config: ModelConfig, dtype: type[np.floating]) -> KdaState:

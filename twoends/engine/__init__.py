@@ -1,0 +1,1 @@
+"""Out of core: from bytes on disk to logits within a budget. Read `forward.py` first."""

@@ -1,0 +1,285 @@
+"""Budget -> Plan: what is pinned, how wide the window is, how many slots. Refuses below the floor.
+
+`--ram` is the whole process. The plan counts, from the top: what the program already holds
+(measured), what one sequence must carry, the activations of a pass, the window, the slots. What
+is left buys reads back: a pinned trunk byte saves one byte per pass, a slot at most its hit
+rate, so the trunk is pinned first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twoends.checkpoint.config import ModelConfig
+from twoends.checkpoint.index import CheckpointIndex
+from twoends.engine.arena import PAGE, align_up
+from twoends.engine.experts import expert_read_bytes, slot_bytes
+from twoends.engine.layout import Entry, largest_panel, pass_bytes, trunk_entries
+from twoends.engine.store import embedding_bytes
+from twoends.engine.window import choose_pins
+from twoends.errors import DoesNotFit
+from twoends.model.attnres import num_sources
+from twoends.model.state import cache_bytes_per_token, recurrent_bytes
+from twoends.units import format_bytes
+
+MIN_SLOTS = 4
+MAX_CHUNK = 64
+# Python's heap while running: text, small arrays, reader threads' stacks, the allocator's slack.
+PROGRAM_SLACK_BYTES = 12_000_000
+_MIN_PANEL_BYTES = 64 * 1024
+_MAX_PANEL_BYTES = 8 * 2**20
+_FLOOR_WINDOW_BYTES = 32 * 2**20
+_WIDE_WINDOW_BYTES = 96 * 2**20
+_WHOLE_MATRIX_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the sum: what, how many bytes, and why it can't be less."""
+
+    name: str
+    num_bytes: int
+    remark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a budget is used. All sizes in bytes; `rows` sum to `total_bytes` <= `ram_bytes`."""
+
+    ram_bytes: int
+    context_tokens: int
+    chunk_tokens: int
+    panel_bytes: int
+    window_bytes: int
+    pinned_bytes: int
+    num_slots: int
+    slot_bytes: int
+    rows: tuple[Row, ...]
+    floor_rows: tuple[Row, ...]
+    trunk_bytes_per_pass: int
+    pinned_share: float
+    expert_bytes_per_request: float
+    experts_per_pass: int
+    embedding_bytes_per_token: int
+
+    @property
+    def total_bytes(self) -> int:
+        """What the process will hold."""
+        return sum(row.num_bytes for row in self.rows)
+
+    @property
+    def floor_bytes(self) -> int:
+        """The least budget that runs this model at this context."""
+        return sum(row.num_bytes for row in self.floor_rows)
+
+    @property
+    def streamed_bytes_per_pass(self) -> int:
+        """Trunk bytes read in every pass after the first."""
+        return self.trunk_bytes_per_pass - self.pinned_bytes
+
+    @property
+    def expert_bytes_per_token(self) -> int:
+        """Expert bytes of one token when no expert is already here."""
+        return round(self.expert_bytes_per_request * self.experts_per_pass)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """All bytes of one decoded token when no expert is already here."""
+        return self.streamed_bytes_per_pass + self.expert_bytes_per_token + self.embedding_bytes_per_token
+
+
+def make_plan(
+    config: ModelConfig,
+    index: CheckpointIndex,
+    *,
+    ram_bytes: int,
+    program_bytes: int,
+    context_tokens: int,
+    chunk_tokens: int | None,
+    backend_bytes: int = 0,
+) -> Plan:
+    """The plan for one sequence of `context_tokens`. Raises DoesNotFit below the floor.
+
+    `program_bytes` is the measured resident set before any weight is read; `backend_bytes` is what
+    the kernels hold while they run; `chunk_tokens` None lets the plan choose.
+    """
+    narrow = trunk_entries(config, index, panel_bytes=_MIN_PANEL_BYTES)
+    trunk = pass_bytes(narrow)
+    fixed = _fixed_rows(config, index, program_bytes, context_tokens, backend_bytes)
+    floor_window = max(4 * largest_panel(narrow), min(_FLOOR_WINDOW_BYTES, trunk // 16))
+    min_slots = MIN_SLOTS if len(config.moe_layers) else 0
+    slot = slot_bytes(index) if min_slots else 0
+    floor_rows = (
+        *fixed,
+        _scratch_row(config, chunk_tokens or 1),
+        Row(name="trunk window", num_bytes=align_up(floor_window), remark="panels on their way"),
+        Row(name=f"{min_slots} expert slots", num_bytes=align_up(slot * min_slots), remark="the least"),
+    )
+    floor = sum(row.num_bytes for row in floor_rows)
+    if ram_bytes < floor:
+        raise below_floor(ram_bytes, floor_rows)
+    chunk = chunk_tokens or _choose_chunk(config, (ram_bytes - floor) // 4)
+    scratch = _scratch_row(config, chunk)
+    left = ram_bytes - floor + _scratch_row(config, chunk_tokens or 1).num_bytes - scratch.num_bytes
+    return _share_out(
+        config,
+        index,
+        fixed=(*fixed, scratch),
+        floor_rows=floor_rows,
+        ram_bytes=ram_bytes,
+        left=left,
+        floor_window=align_up(floor_window),
+        context_tokens=context_tokens,
+        chunk=chunk,
+    )
+
+
+def _share_out(
+    config: ModelConfig,
+    index: CheckpointIndex,
+    *,
+    fixed: tuple[Row, ...],
+    floor_rows: tuple[Row, ...],
+    ram_bytes: int,
+    left: int,
+    floor_window: int,
+    context_tokens: int,
+    chunk: int,
+) -> Plan:
+    """Splits what is above the floor between window, pinned trunk and slots."""
+    has_experts = bool(len(config.moe_layers))
+    slot = slot_bytes(index) if has_experts else 0
+    slots = MIN_SLOTS if has_experts else 0
+    all_slots = len(config.moe_layers) * config.num_experts
+    whole = trunk_entries(config, index, panel_bytes=_WHOLE_MATRIX_BYTES)
+    whole_bytes = pass_bytes(whole)
+    if left + floor_window >= whole_bytes:
+        left += floor_window - whole_bytes
+        window, panel, entries, pinned = 0, _WHOLE_MATRIX_BYTES, whole, whole_bytes
+    else:
+        # Enough slots for one layer's choice come first: without them reads can't overlap.
+        if slot:
+            extra = min(left // (2 * slot), config.experts_per_token)
+            slots, left = slots + extra, left - extra * slot
+        wider = min(left // 2, _WIDE_WINDOW_BYTES - floor_window) if left > 0 else 0
+        window = floor_window + align_up(max(wider, 0)) - (PAGE if wider > 0 else 0)
+        left -= window - floor_window
+        panel = min(max(window // 8, _MIN_PANEL_BYTES), _MAX_PANEL_BYTES)
+        entries = trunk_entries(config, index, panel_bytes=panel)
+        pinned = _pinned_total(entries, left)
+        left -= align_up(pinned)
+    if slot:
+        extra = min(left // slot, all_slots - slots)
+        slots += extra
+    trunk = pass_bytes(entries)
+    rows = (
+        *fixed,
+        *(() if not pinned else (Row(name="pinned trunk", num_bytes=align_up(pinned), remark="stays"),)),
+        *(() if not window else (Row(name="trunk window", num_bytes=window, remark=_panels(window, panel)),)),
+        *(
+            ()
+            if not slots
+            else (
+                Row(
+                    name=f"{slots} expert slots",
+                    num_bytes=align_up(slots * slot),
+                    remark=f"of {all_slots:,} experts",
+                ),
+            )
+        ),
+    )
+    embed = index.tensor(None, "embed")
+    return Plan(
+        ram_bytes=ram_bytes,
+        context_tokens=context_tokens,
+        chunk_tokens=chunk,
+        panel_bytes=panel,
+        window_bytes=window,
+        pinned_bytes=pinned,
+        num_slots=slots,
+        slot_bytes=slot,
+        rows=rows,
+        floor_rows=floor_rows,
+        trunk_bytes_per_pass=trunk,
+        pinned_share=pinned / trunk,
+        expert_bytes_per_request=expert_read_bytes(index) if has_experts else 0.0,
+        experts_per_pass=len(config.moe_layers) * config.experts_per_token,
+        embedding_bytes_per_token=align_up(embed.segment.nbytes // embed.shape[0]) + PAGE,
+    )
+
+
+def below_floor(ram_bytes: int, floor_rows: tuple[Row, ...]) -> DoesNotFit:
+    """The refusal, with the sum that can be checked."""
+    floor = sum(row.num_bytes for row in floor_rows)
+    return DoesNotFit(
+        f"this model needs at least {format_bytes(floor)} to run; the budget is {format_bytes(ram_bytes)}.",
+        evidence=[(row.name, format_bytes(row.num_bytes), row.remark) for row in floor_rows if row.num_bytes],
+        remedies=[
+            f"Raise the budget:     twoends run MODEL --ram {_round_up(floor)}",
+            "See every step up:    twoends plan MODEL",
+        ],
+    )
+
+
+def _round_up(num_bytes: int) -> str:
+    megabytes = -(-num_bytes // 10_000_000) * 10
+    return f"{megabytes}MB" if megabytes < 10_000 else f"{-(-megabytes // 1000)}GB"
+
+
+def _panels(window: int, panel: int) -> str:
+    return f"panels of {format_bytes(min(panel, window))}"
+
+
+def _fixed_rows(
+    config: ModelConfig, index: CheckpointIndex, program_bytes: int, context_tokens: int, backend_bytes: int
+) -> tuple[Row, ...]:
+    program = program_bytes + PROGRAM_SLACK_BYTES + backend_bytes
+    per_token = cache_bytes_per_token(config)
+    kda_layers = config.num_layers - len(config.mla_layers)
+    return (
+        Row(name="program", num_bytes=align_up(program), remark="measured before any weight is read"),
+        Row(
+            name="recurrent state",
+            num_bytes=align_up(recurrent_bytes(config)),
+            remark=f"{kda_layers} KDA layers, one sequence",
+        ),
+        Row(
+            name="latent cache",
+            num_bytes=align_up(per_token * context_tokens),
+            remark=f"{context_tokens:,} tokens of {per_token:,} B",
+        ),
+        Row(name="embedding rows", num_bytes=align_up(embedding_bytes(index)), remark="read one by one"),
+    )
+
+
+def scratch_bytes(config: ModelConfig, chunk: int) -> int:
+    """Activations of a pass of `chunk` rows: the residual's sources and the widest half layer."""
+    c = config
+    kda = 10 * c.kda_width
+    mla = c.num_heads * (c.query_dim + 4 * c.value_dim) + 2 * c.latent_row
+    dense = 3 * c.dense_width
+    chosen = c.experts_per_token * c.expert_input
+    moe = chosen + 3 * max(c.shared_width, c.expert_width) + 4 * c.expert_input + 4 * c.num_experts
+    per_row = (num_sources(c) + 6) * c.hidden_size + max(kda, mla, dense, moe)
+    # A product keeps its input split in two beside it; logits are one row, with copies to sample.
+    return 4 * (chunk * (per_row + max(c.dense_width, c.kda_width)) + 6 * c.vocab_size)
+
+
+def _scratch_row(config: ModelConfig, chunk: int) -> Row:
+    return Row(
+        name="activations",
+        num_bytes=align_up(scratch_bytes(config, chunk)),
+        remark=f"{chunk} tokens at a time",
+    )
+
+
+def _choose_chunk(config: ModelConfig, room: int) -> int:
+    chunk = MAX_CHUNK
+    while chunk > 1 and scratch_bytes(config, chunk) > room:
+        chunk //= 2
+    return chunk
+
+
+def _pinned_total(entries: tuple[Entry, ...], room: int) -> int:
+    """Bytes that the window will really pin when given `room`."""
+    return choose_pins(entries, max(room, 0))[1]

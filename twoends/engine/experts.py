@@ -1,0 +1,253 @@
+"""Expert slots: one slab, looked up by (layer, expert), filled on demand, poisoned on release.
+
+    free -> reading -> ready <-> in use        a slot that is reading or in use is busy
+
+A layer's experts are handed out as they become ready: hits first, then reads as they finish.
+When a pass needs more experts than there are slots, the rest is read as slots come free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from twoends.checkpoint.index import CheckpointIndex
+from twoends.engine.arena import PAGE, POISON, Arena, align_up
+from twoends.engine.policies import Key, Policy
+from twoends.engine.reader import Read, Reader, aligned_size
+from twoends.engine.trace import Counters, Trace
+from twoends.kernels.ops import I32, Matrix
+from twoends.model.weights import ExpertWeights
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What a slot holds, or is about to."""
+
+    key: Key
+    reads: list[Read]
+    weights: ExpertWeights
+
+
+class ExpertSlots:
+    """All routed experts that are in memory."""
+
+    def __init__(
+        self,
+        index: CheckpointIndex,
+        reader: Reader,
+        policy: Policy,
+        *,
+        num_slots: int,
+        counters: Counters,
+        trace: Trace,
+        poison: bool,
+    ) -> None:
+        self._index, self._reader, self._policy = index, reader, policy
+        self._counters, self._trace, self._poison = counters, trace, poison
+        self._stride = slot_bytes(index)
+        self._slab = Arena(self._stride * num_slots)
+        self._slots: list[_Slot | None] = [None] * num_slots
+        self._where: dict[Key, int] = {}
+        self._busy: set[int] = set()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the slab."""
+        return self._slab.num_bytes
+
+    def layer(self, layer: int) -> LayerExperts:
+        """The experts of one layer for one pass."""
+        return LayerExperts(self, layer)
+
+    def holds(self, key: Key) -> bool:
+        """Whether an expert is in a slot."""
+        return key in self._where
+
+    def begin(self, key: Key) -> tuple[int, bool] | None:
+        """(slot, hit) with the slot busy, its read under way on a miss; None if every slot is busy."""
+        slot = self._where.get(key)
+        if slot is not None:
+            self._busy.add(slot)
+            self._policy.touch(key, slot)
+            return slot, True
+        slot = self._policy.place(key, self._busy.__contains__)
+        if slot is None:
+            return None
+        self._evict(slot)
+        self._slots[slot] = self._start_read(key, slot)
+        self._where[key] = slot
+        self._busy.add(slot)
+        return slot, False
+
+    def ready(self, slot: int) -> ExpertWeights:
+        """The expert in a slot, after its reads."""
+        content = self._slots[slot]
+        assert content is not None
+        while content.reads:
+            self._reader.wait(content.reads[-1])
+            content.reads.pop()
+        return content.weights
+
+    def release(self, slot: int) -> None:
+        """Ends a use; the expert stays until its slot is given up."""
+        self._busy.discard(slot)
+
+    def observe(self, layer: int, ids_TS: I32) -> None:
+        """Tells the policy what was routed."""
+        self._policy.observe(layer, ids_TS)
+
+    def count(self, key: Key, *, hit: bool) -> None:
+        """One request; a hit is an expert whose bytes were there before this pass asked."""
+        self._counters.expert_requests += 1
+        self._counters.expert_hits += hit
+        if self._trace.on:
+            self._trace.event("hit" if hit else "miss", layer=key[0], expert=key[1])
+
+    def route_event(self, layer: int, ids_TS: I32) -> None:
+        """The chosen experts, in rank order, for replay."""
+        if self._trace.on:
+            self._trace.event("route", layer=layer, ids=ids_TS.tolist())
+
+    def _evict(self, slot: int) -> None:
+        old = self._slots[slot]
+        if old is None:
+            return
+        del self._where[old.key]
+        if self._trace.on:
+            self._trace.event("evict", layer=old.key[0], expert=old.key[1])
+        if self._poison:
+            self._slab.bytes_[slot * self._stride : (slot + 1) * self._stride].fill(POISON)
+
+    def _start_read(self, key: Key, slot: int) -> _Slot:
+        base = slot * self._stride
+        at = 0
+        reads: list[Read] = []
+        starts: list[int] = []
+        for path_id, offset, sizes in _runs(self._index, key):
+            room = aligned_size(offset, sum(sizes))
+            assert at + room <= self._stride, "slot_bytes covers every expert"
+            view = self._slab.view(base + at, room)
+            read = Read(path_id=path_id, offset=offset, num_bytes=sum(sizes), buffer=view, kind="experts")
+            self._reader.submit(read, demand=True)
+            reads.append(read)
+            begin = base + at + read.head
+            for size in sizes:
+                starts.append(begin)
+                begin += size
+            at += room
+        return _Slot(key, reads, self._weights(starts))
+
+    def _weights(self, starts: list[int]) -> ExpertWeights:
+        parts = self._index.expert_parts
+        data = [self._slab.bytes_[s : s + part.nbytes] for s, part in zip(starts, parts, strict=True)]
+        if self._index.expert_format == "mxfp4":
+            w1, w2, w3 = (
+                Matrix(
+                    format="mxfp4",
+                    rows=parts[i].shape[0],
+                    cols=parts[i].shape[1] * 2,
+                    data=data[i],
+                    scale=data[i + 1],
+                )
+                for i in (0, 2, 4)
+            )
+        else:
+            w1, w2, w3 = (
+                Matrix(
+                    format=self._index.expert_format,
+                    rows=parts[i].shape[0],
+                    cols=parts[i].shape[1],
+                    data=data[i],
+                )
+                for i in range(3)
+            )
+        return ExpertWeights(w1=w1, w2=w2, w3=w3)
+
+
+class LayerExperts:
+    """One layer's requests of one pass; see model/weights.py for the protocol."""
+
+    def __init__(self, slots: ExpertSlots, layer: int) -> None:
+        self._slots, self._layer = slots, layer
+        self._ready: deque[tuple[int, int]] = deque()
+        self._reading: deque[tuple[int, int]] = deque()
+        self._queue: deque[int] = deque()
+
+    def request(self, ids_TS: I32) -> None:
+        """Marks what is here as in use and starts as many reads as there are slots."""
+        self._slots.observe(self._layer, ids_TS)
+        self._slots.route_event(self._layer, ids_TS)
+        # dict keeps the order of first mention: best-ranked first.
+        self._queue.extend(dict.fromkeys(ids_TS.reshape(-1).tolist()))
+        self._start()
+
+    def arrivals(self) -> Iterator[tuple[int, ExpertWeights]]:
+        """Every requested expert once; the slot of the last one given is free again at the next."""
+        while self._ready or self._reading or self._queue:
+            self._start()
+            expert, slot = self._ready.popleft() if self._ready else self._reading.popleft()
+            try:
+                yield expert, self._slots.ready(slot)
+            finally:
+                self._slots.release(slot)
+
+    def _start(self) -> None:
+        """Begins queued experts until no slot is left.
+
+        Those that are here go first, all of them: a read must not evict what this pass still needs.
+        """
+        here = [expert for expert in self._queue if self._slots.holds((self._layer, expert))]
+        for expert in here:
+            self._begin(expert)
+        missing = deque(expert for expert in self._queue if expert not in here)
+        while missing and self._begin(missing[0]):
+            missing.popleft()
+        self._queue = missing
+
+    def _begin(self, expert: int) -> bool:
+        key = (self._layer, expert)
+        begun = self._slots.begin(key)
+        if begun is None:
+            return False
+        slot, hit = begun
+        self._slots.count(key, hit=hit)
+        (self._ready if hit else self._reading).append((expert, slot))
+        return True
+
+
+def slot_bytes(index: CheckpointIndex) -> int:
+    """Room that any expert of this checkpoint needs, alignment included."""
+    sizes = np.array([part.nbytes for part in index.expert_parts], np.int64)
+    offsets_LEP = index.tables.expert_offset_LEP
+    paths_LEP = index.tables.expert_path_LEP
+    adjacent = (offsets_LEP[..., :-1] + sizes[:-1] == offsets_LEP[..., 1:]) & (
+        paths_LEP[..., :-1] == paths_LEP[..., 1:]
+    )
+    if not adjacent.all():
+        return sum(align_up(int(size)) + PAGE for size in sizes)
+    head = int((offsets_LEP[..., 0] % PAGE).max()) if offsets_LEP.size else 0
+    return align_up(int(sizes.sum()) + head)
+
+
+def expert_read_bytes(index: CheckpointIndex) -> float:
+    """Mean bytes asked of the device for one expert, alignment included."""
+    offsets_LE = index.tables.expert_offset_LEP[..., 0]
+    if not offsets_LE.size:
+        return 0.0
+    ends_LE = offsets_LE + index.expert_bytes
+    return float((-(-ends_LE // PAGE) * PAGE - offsets_LE // PAGE * PAGE).mean())
+
+
+def _runs(index: CheckpointIndex, key: Key) -> list[tuple[int, int, list[int]]]:
+    """The parts of an expert as (file, offset, part sizes), joined where they touch."""
+    runs: list[tuple[int, int, list[int]]] = []
+    for segment in index.expert(*key):
+        if runs and runs[-1][0] == segment.path_id and runs[-1][1] + sum(runs[-1][2]) == segment.offset:
+            runs[-1][2].append(segment.nbytes)
+        else:
+            runs.append((segment.path_id, segment.offset, [segment.nbytes]))
+    return runs

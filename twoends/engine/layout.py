@@ -1,0 +1,162 @@
+"""The trunk in the order of use: entries (vectors or one matrix) cut into panels of whole rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twoends.checkpoint.config import ModelConfig
+from twoends.checkpoint.index import CheckpointIndex, TensorRef
+from twoends.engine.arena import PAGE
+from twoends.engine.reader import aligned_size
+from twoends.kernels.ops import F32, Bytes, Format, Matrix
+from twoends.model.weights import VECTORS, layer_order, top_order
+
+# Small tensors whose bytes lie closer than this are read as one.
+_MERGE_GAP_BYTES = 64 * 1024
+_FORMATS: dict[str, Format] = {"BF16": "bf16", "F32": "f32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes of one file, and where the panel's buffer keeps their aligned superset."""
+
+    path_id: int
+    offset: int
+    num_bytes: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What is read as one: `room` bytes of buffer, ranges in it, and for a matrix which rows."""
+
+    ranges: tuple[Range, ...]
+    room: int
+    first_row: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixEntry:
+    """One trunk matrix; `rows_per_panel` is a multiple of `row_group` (the rows of one MLA head)."""
+
+    layer: int
+    name: str
+    ref: TensorRef
+    rows_per_panel: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole matrix."""
+        return self.ref.shape[0]
+
+    @property
+    def num_panels(self) -> int:
+        """Panels that the matrix is cut into."""
+        return -(-self.rows // self.rows_per_panel)
+
+    def panel(self, k: int) -> Panel:
+        """Panel k."""
+        first = k * self.rows_per_panel
+        rows = min(self.rows_per_panel, self.rows - first)
+        row_bytes = self.ref.segment.nbytes // self.rows
+        offset = self.ref.segment.offset + first * row_bytes
+        span = Range(self.ref.segment.path_id, offset, rows * row_bytes, 0)
+        return Panel((span,), aligned_size(offset, rows * row_bytes), first, rows)
+
+    def matrix(self, panel: Panel, data: Bytes) -> Matrix:
+        """The panel's rows over its bytes."""
+        return Matrix(format=_FORMATS[self.ref.dtype], rows=panel.rows, cols=self.ref.shape[1], data=data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorsEntry:
+    """All small tensors of a layer (or of the top), read together as panel 0."""
+
+    layer: int
+    refs: tuple[tuple[str, TensorRef], ...]
+    name: str = VECTORS
+    num_panels: int = 1
+
+    def panel(self, k: int) -> Panel:
+        """The one panel, its ranges merged where the file keeps them close."""
+        assert k == 0
+        ranges: list[Range] = []
+        room = 0
+        for path_id, begin, end in self._runs():
+            ranges.append(Range(path_id, begin, end - begin, room))
+            room += aligned_size(begin, end - begin)
+        return Panel(tuple(ranges), room)
+
+    def decode(self, panel: Panel, buffer: Bytes) -> dict[str, F32]:
+        """Every tensor in binary32; unit axes dropped, convolutions kept [P, width]."""
+        return {name: _decode_small(ref, _locate(panel, ref, buffer)) for name, ref in self.refs}
+
+    def _runs(self) -> list[tuple[int, int, int]]:
+        runs: list[tuple[int, int, int]] = []
+        segments = sorted(
+            (ref.segment.path_id, ref.segment.offset, ref.segment.nbytes) for _, ref in self.refs
+        )
+        for path_id, offset, num_bytes in segments:
+            if runs and runs[-1][0] == path_id and offset - runs[-1][2] <= _MERGE_GAP_BYTES:
+                runs[-1] = (path_id, runs[-1][1], offset + num_bytes)
+            else:
+                runs.append((path_id, offset, offset + num_bytes))
+        return runs
+
+
+Entry = MatrixEntry | VectorsEntry
+
+
+def trunk_entries(config: ModelConfig, index: CheckpointIndex, *, panel_bytes: int) -> tuple[Entry, ...]:
+    """Every trunk entry of a pass in the order of use; the top has layer number `num_layers`."""
+    entries: list[Entry] = []
+    for layer in range(config.num_layers + 1):
+        top = layer == config.num_layers
+        refs = index.tensors(None if top else layer)
+        order = top_order() if top else layer_order(config, layer)
+        small = tuple((name, ref) for name, ref in refs.items() if name not in order and name != "embed")
+        entries.append(VectorsEntry(layer=layer, refs=small))
+        for name in order[1:]:
+            group = _row_group(config, name)
+            group_bytes = group * refs[name].segment.nbytes // refs[name].shape[0]
+            rows = min(refs[name].shape[0], group * max(1, panel_bytes // group_bytes))
+            entries.append(MatrixEntry(layer=layer, name=name, ref=refs[name], rows_per_panel=rows))
+    return tuple(entries)
+
+
+def largest_panel(entries: tuple[Entry, ...]) -> int:
+    """Bytes of buffer that the largest panel needs."""
+    return max(entry.panel(0).room for entry in entries)
+
+
+def pass_bytes(entries: tuple[Entry, ...]) -> int:
+    """Bytes asked of the device when every panel is read once."""
+    return sum(entry.panel(k).room for entry in entries for k in range(entry.num_panels))
+
+
+def _row_group(config: ModelConfig, name: str) -> int:
+    # Latent attention needs the key and value rows of a head together.
+    return config.nope_dim + config.value_dim if name == "kv_b_proj" else 1
+
+
+def _locate(panel: Panel, ref: TensorRef, buffer: Bytes) -> Bytes:
+    segment = ref.segment
+    for span in panel.ranges:
+        if span.path_id == segment.path_id and span.offset <= segment.offset < span.offset + span.num_bytes:
+            start = span.at + span.offset % PAGE + segment.offset - span.offset
+            return buffer[start : start + segment.nbytes]
+    raise AssertionError(f"{ref.file_name} lies in no range of its panel")
+
+
+def _decode_small(ref: TensorRef, data: Bytes) -> F32:
+    # A copy: the window's bytes are soon overwritten, and their alignment is arbitrary.
+    if ref.dtype == "F32":
+        values = np.frombuffer(data.tobytes(), np.float32)
+    else:
+        values = (np.frombuffer(data.tobytes(), np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if len(ref.shape) == 3 and ref.shape[1] == 1:
+        return values.reshape(ref.shape[0], ref.shape[2])
+    return values

@@ -1,0 +1,134 @@
+"""OpenModel: a checkpoint opened within a budget, ready to run passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from twoends.checkpoint.config import ModelConfig, read_config
+from twoends.checkpoint.index import CheckpointIndex
+from twoends.engine.budget import Plan, make_plan
+from twoends.engine.experts import ExpertSlots
+from twoends.engine.files import ReadAt, WeightFiles, read_at
+from twoends.engine.forward import LayerDone, forward
+from twoends.engine.layout import trunk_entries
+from twoends.engine.memory import resident_bytes
+from twoends.engine.policies import make_policy
+from twoends.engine.reader import Reader
+from twoends.engine.store import WeightStore
+from twoends.engine.trace import Counters, Trace
+from twoends.engine.window import Window
+from twoends.kernels.ops import F32, I32, Ops
+from twoends.model.state import SequenceState
+
+# numpy temporaries of the reference kernels: values and binary64 sums of a block of rows.
+REFERENCE_BACKEND_BYTES = 64_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose headers were read and found right; no weight was read yet."""
+
+    directory: Path
+    config: ModelConfig
+    index: CheckpointIndex
+
+    @classmethod
+    def open(cls, directory: Path, *, latent_eps: float | None = None) -> Checkpoint:
+        """Raises ConfigError and CheckpointError for anything that is not as it should be."""
+        config = read_config(directory)
+        if latent_eps is not None:
+            config = config.with_latent_eps(latent_eps)
+        return cls(directory=directory, config=config, index=CheckpointIndex.open(directory, config))
+
+    def plan(self, *, ram_bytes: int, context_tokens: int, chunk_tokens: int | None, reference: bool) -> Plan:
+        """The plan of this process for a budget. Raises DoesNotFit below the floor."""
+        return make_plan(
+            self.config,
+            self.index,
+            ram_bytes=ram_bytes,
+            program_bytes=resident_bytes(),
+            context_tokens=context_tokens,
+            chunk_tokens=chunk_tokens,
+            backend_bytes=REFERENCE_BACKEND_BYTES if reference else 0,
+        )
+
+
+class OpenModel:
+    """Weights within a plan, and the one sequence that runs on them."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: Plan,
+        ops: Ops,
+        *,
+        policy: str = "decayed",
+        trace: Trace | None = None,
+        direct: bool = True,
+        read: ReadAt = read_at,
+        poison: bool = False,
+    ) -> None:
+        """Takes all memory of the plan at once. `read` and `poison` are for tests."""
+        config, index = checkpoint.config, checkpoint.index
+        self.checkpoint, self.plan, self.ops = checkpoint, plan, ops
+        self.config = config
+        self.counters = Counters()
+        self.trace = trace or Trace()
+        self.trace.event("model", fingerprint=index.fingerprint, policy=policy, slots=plan.num_slots)
+        self.files = WeightFiles(index.paths, direct=direct, read=read)
+        reader = Reader(self.files, counters=self.counters, trace=self.trace)
+        entries = trunk_entries(config, index, panel_bytes=plan.panel_bytes)
+        self._window = Window(
+            entries, reader, ring_bytes=plan.window_bytes, pinned_bytes=plan.pinned_bytes, poison=poison
+        )
+        self._slots = ExpertSlots(
+            index,
+            reader,
+            make_policy(
+                policy,
+                plan.num_slots,
+                first_layer=config.num_dense_layers,
+                num_layers=len(config.moe_layers),
+                num_experts=config.num_experts,
+            ),
+            num_slots=plan.num_slots,
+            counters=self.counters,
+            trace=self.trace,
+            poison=poison,
+        )
+        self.store = WeightStore(
+            config, index, entries=entries, window=self._window, slots=self._slots, reader=reader
+        )
+        self.state = SequenceState(config, plan.context_tokens)
+
+    @property
+    def held_bytes(self) -> int:
+        """What the engine holds by its own books: state, window, pinned panels, slots."""
+        return self.state.num_bytes + self._window.num_bytes + self._slots.num_bytes
+
+    def run_pass(self, ids: list[int], *, layer_done: LayerDone, all_rows: bool = False) -> F32:
+        """Logits after the last of `ids` (or after each): one pass over the weights."""
+        ids_T: I32 = np.array(ids, np.int32)
+        if self.trace.on:
+            self.trace.event("pass", position=self.state.position, tokens=len(ids))
+        return forward(
+            ids_T,
+            config=self.config,
+            store=self.store,
+            state=self.state,
+            ops=self.ops,
+            layer_done=layer_done,
+            last_only=not all_rows,
+        )
+
+    def expect_passes(self, count: int) -> None:
+        """Lets the window read ahead into `count` more passes."""
+        self.store.expect_passes(count)
+
+    def close(self) -> None:
+        """Ends reads, closes files and the trace."""
+        self.store.close()
+        self.trace.close()

@@ -1,0 +1,156 @@
+"""Reads in flight: a few threads, demand before read-ahead, every byte counted.
+
+A job is one aligned positional read of at most `PIECE_BYTES`; a short read is continued, and
+what stays short is an error that names the file. The interpreter lock is released while a read
+waits, so arithmetic goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Literal
+
+from twoends.engine.arena import align_down, align_up
+from twoends.engine.files import WeightFiles
+from twoends.engine.trace import Counters, Trace
+from twoends.errors import ReadError
+
+Kind = Literal["trunk", "experts", "embedding"]
+
+PIECE_BYTES = 4 * 2**20
+DEPTH = 4
+
+
+class Read:
+    """One contiguous range of a file on its way into `buffer`; done when `pending` is 0."""
+
+    __slots__ = ("buffer", "error", "head", "kind", "needed", "offset", "path_id", "pending")
+
+    def __init__(self, *, path_id: int, offset: int, num_bytes: int, buffer: memoryview, kind: Kind) -> None:
+        """`buffer` has room for the aligned superset; the bytes asked for begin at `head` in it."""
+        self.path_id = path_id
+        self.offset = align_down(offset)
+        self.head = offset - self.offset
+        self.needed = self.head + num_bytes
+        self.buffer = buffer[: align_up(self.needed)]
+        self.kind = kind
+        self.pending = 0
+        self.error: ReadError | None = None
+
+
+def aligned_size(offset: int, num_bytes: int) -> int:
+    """Room that the aligned superset of a range needs."""
+    return align_up(offset + num_bytes) - align_down(offset)
+
+
+class Reader:
+    """Reader threads over the shards of one checkpoint."""
+
+    def __init__(self, files: WeightFiles, *, counters: Counters, trace: Trace, depth: int = DEPTH) -> None:
+        self.files = files
+        self._counters, self._trace = counters, trace
+        self._ahead: deque[tuple[Read, int, int]] = deque()
+        self._demand: deque[tuple[Read, int, int]] = deque()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._done = threading.Condition(self._lock)
+        self._closed = False
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(depth)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, read: Read, *, demand: bool) -> None:
+        """Queues a read; demand reads go before all read-ahead."""
+        size = len(read.buffer)
+        pieces = [(read, at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES)]
+        read.pending = len(pieces)
+        self._count(read, size, len(pieces))
+        with self._lock:
+            (self._demand if demand else self._ahead).extend(pieces)
+            self._work.notify(len(pieces))
+
+    def wait(self, read: Read) -> None:
+        """Returns when every byte is there. Raises ReadError."""
+        if read.pending:
+            began = time.perf_counter()
+            with self._lock:
+                while read.pending:
+                    self._done.wait()
+            wait_s = time.perf_counter() - began
+            self._counters.wait_s += wait_s
+            if self._trace.on:
+                self._trace.event("wait", kind=read.kind, wait_s=round(wait_s, 6))
+        if read.error is not None:
+            raise read.error
+
+    def close(self) -> None:
+        """Ends the threads; queued reads that no thread has begun are dropped."""
+        with self._lock:
+            self._closed = True
+            self._ahead.clear()
+            self._demand.clear()
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self.files.close()
+
+    def _count(self, read: Read, size: int, num_pieces: int) -> None:
+        counters = self._counters
+        counters.num_reads += num_pieces
+        match read.kind:
+            case "trunk":
+                counters.bytes_trunk += size
+            case "experts":
+                counters.bytes_experts += size
+            case "embedding":
+                counters.bytes_embedding += size
+        if self._trace.on:
+            name = self.files.paths[read.path_id].name
+            self._trace.event("read", kind=read.kind, file=name, offset=read.offset, bytes=size)
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                while not self._demand and not self._ahead and not self._closed:
+                    self._work.wait()
+                if self._closed:
+                    return
+                read, at, size = (self._demand or self._ahead).popleft()
+            error = self._fill(read, at, size)
+            with self._lock:
+                read.pending -= 1
+                read.error = read.error or error
+                if not read.pending:
+                    self._done.notify_all()
+
+    def _fill(self, read: Read, at: int, size: int) -> ReadError | None:
+        """Reads one piece; the end of the file may cut the aligned tail, never the bytes asked for."""
+        needed = min(at + size, read.needed)
+        got = at
+        while got < needed:
+            # A retry after a short read must start on a page border again.
+            start = max(align_down(got), at)
+            try:
+                count = self.files.read_at(read.path_id, read.buffer[start : at + size], read.offset + start)
+            except OSError as error:
+                return self._failed(read, at, size, str(error.strerror or error))
+            if start + count <= got:
+                return self._failed(read, at, size, f"only {got - at:,} bytes came")
+            got = start + count
+        return None
+
+    def _failed(self, read: Read, at: int, size: int, reason: str) -> ReadError:
+        path = self.files.paths[read.path_id]
+        return ReadError(
+            f"reading {path.name} failed: {reason}.",
+            evidence=[
+                ("file", str(path)),
+                ("range", f"bytes {read.offset + at:,} to {read.offset + at + size:,}"),
+            ],
+            remedies=[
+                "No text came from the missing bytes. Check the disk (dmesg, smartctl) and the file:",
+                "  twoends inspect MODEL",
+            ],
+        )

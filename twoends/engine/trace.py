@@ -1,0 +1,57 @@
+"""What the engine did: counters always, and one JSON line per event when a file is asked for.
+
+Trace lines (docs/format.md): {"t_s", "event", ...} with events `model`, `pass`, `read`, `wait`, `route`,
+`hit`, `miss`, `evict`. Layers are 0-based, ids in rank order, sizes in bytes, times in seconds
+since the trace began.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Sums over a run. Bytes are those asked of the device, alignment included."""
+
+    bytes_trunk: int = 0
+    bytes_experts: int = 0
+    bytes_embedding: int = 0
+    num_reads: int = 0
+    expert_requests: int = 0
+    expert_hits: int = 0
+    wait_s: float = 0.0
+
+    @property
+    def bytes_read(self) -> int:
+        """All bytes asked of the device."""
+        return self.bytes_trunk + self.bytes_experts + self.bytes_embedding
+
+
+class Trace:
+    """Writes events to `path`; with None it costs one attribute test per event."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._file: TextIO | None = None if path is None else path.open("w", encoding="ascii")
+        self._began = time.perf_counter()
+
+    @property
+    def on(self) -> bool:
+        """Whether events are written."""
+        return self._file is not None
+
+    def event(self, event: str, /, **fields: object) -> None:
+        """One line; the caller tests `on` first where building the fields costs something."""
+        if self._file is not None:
+            t_s = round(time.perf_counter() - self._began, 6)
+            self._file.write(json.dumps({"t_s": t_s, "event": event, **fields}) + "\n")
+
+    def close(self) -> None:
+        """Flushes and closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

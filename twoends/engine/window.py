@@ -1,0 +1,175 @@
+"""The panel window: trunk panels read ahead into a ring of bytes, in the order of use, pass after pass.
+
+    used [tail .. head) of the ring, panels in flight or in use, oldest first
+    a panel is contiguous: where the end of the ring is too short, it is skipped
+
+Some panels may be pinned: they have a place of their own, are read in the first pass and stay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from twoends.engine.arena import POISON, Arena
+from twoends.engine.layout import Entry, Panel
+from twoends.engine.reader import Read, Reader
+from twoends.kernels.ops import Bytes
+
+# Pinned panels take no ring space, so their read-ahead is bounded by count.
+_MAX_FLIGHTS = 16
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One panel on its way; `room` is what it takes of the ring (0 when pinned)."""
+
+    entry_id: int
+    k: int
+    panel: Panel
+    buffer: Bytes
+    reads: list[Read]
+    start: int
+    room: int
+
+
+class Window:
+    """Gives panels to one consumer that asks for them in the order of `entries`, again and again."""
+
+    def __init__(
+        self, entries: tuple[Entry, ...], reader: Reader, *, ring_bytes: int, pinned_bytes: int, poison: bool
+    ) -> None:
+        """`pinned_bytes` of panels, evenly spread over the pass, get a place of their own.
+
+        `poison` overwrites released ring bytes, so that a stale read can't look right (tests).
+        """
+        self._entries, self._reader, self._poison = entries, reader, poison
+        self._ring = Arena(ring_bytes)
+        self._pin_at, total = choose_pins(entries, pinned_bytes)
+        self._pins = Arena(total)
+        self._loaded: set[tuple[int, int]] = set()
+        self._flights: deque[_Flight] = deque()
+        self._next = (0, 0)
+        self._passes_left = 0
+        self._taken: _Flight | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the ring and the pinned panels hold."""
+        return self._ring.num_bytes + self._pins.num_bytes
+
+    def allow_passes(self, count: int) -> None:
+        """Lets read-ahead run through `count` more whole passes, and no further."""
+        self._passes_left += count
+        self._read_ahead()
+
+    def take(self, entry_id: int, k: int) -> tuple[Panel, Bytes]:
+        """Panel k of an entry and its buffer, valid until `release`. Waits for its bytes."""
+        pin = self._pin_at[entry_id][k]
+        if pin >= 0 and (entry_id, k) in self._loaded:
+            panel = self._entries[entry_id].panel(k)
+            return panel, self._pins.bytes_[pin : pin + panel.room]
+        self._read_ahead()
+        flight = self._flights.popleft()
+        assert (flight.entry_id, flight.k) == (entry_id, k), "panels must be asked for in the order of use"
+        self._taken = flight
+        for read in flight.reads:
+            self._reader.wait(read)
+        if pin >= 0:
+            self._loaded.add((entry_id, k))
+        return flight.panel, flight.buffer
+
+    def release(self) -> None:
+        """Gives back the panel that `take` gave."""
+        flight, self._taken = self._taken, None
+        if flight is not None and flight.room and self._poison:
+            flight.buffer.fill(POISON)
+        self._read_ahead()
+
+    def is_resident(self, entry_id: int) -> bool:
+        """Whether every panel of an entry is pinned and loaded."""
+        return all((entry_id, k) in self._loaded for k in range(self._entries[entry_id].num_panels))
+
+    def _read_ahead(self) -> None:
+        while self._passes_left and len(self._flights) < _MAX_FLIGHTS:
+            entry_id, k = self._next
+            if not self._pin_or_stream(entry_id, k):
+                return
+            self._advance()
+
+    def _advance(self) -> None:
+        entry_id, k = self._next
+        if k + 1 < self._entries[entry_id].num_panels:
+            self._next = (entry_id, k + 1)
+        elif entry_id + 1 < len(self._entries):
+            self._next = (entry_id + 1, 0)
+        else:
+            self._next = (0, 0)
+            self._passes_left -= 1
+
+    def _pin_or_stream(self, entry_id: int, k: int) -> bool:
+        """Starts the read of a panel that isn't here; False when the ring has no room yet."""
+        pin = int(self._pin_at[entry_id][k])
+        if pin >= 0 and (entry_id, k) in self._loaded:
+            return True
+        panel = self._entries[entry_id].panel(k)
+        if pin >= 0:
+            buffer, start, room = self._pins.bytes_[pin : pin + panel.room], pin, 0
+        else:
+            found = self._find_room(panel.room)
+            if found is None:
+                return False
+            start, room = found, panel.room
+            buffer = self._ring.bytes_[start : start + room]
+        view = buffer.data
+        reads = [
+            Read(
+                path_id=span.path_id,
+                offset=span.offset,
+                num_bytes=span.num_bytes,
+                buffer=view[span.at :],
+                kind="trunk",
+            )
+            for span in panel.ranges
+        ]
+        for read in reads:
+            self._reader.submit(read, demand=False)
+        self._flights.append(_Flight(entry_id, k, panel, buffer, reads, start, room))
+        return True
+
+    def _find_room(self, room: int) -> int | None:
+        used = [f for f in (self._taken, *self._flights) if f is not None and f.room]
+        size = self._ring.num_bytes
+        if not used:
+            return 0 if room <= size else None
+        tail = used[0].start
+        head = used[-1].start + used[-1].room
+        if head > tail:
+            if head + room <= size:
+                return head
+            return 0 if room <= tail else None
+        return head if head + room <= tail else None
+
+
+def choose_pins(entries: tuple[Entry, ...], pinned_bytes: int) -> tuple[list[np.ndarray], int]:
+    """Per entry and panel the place in the pinned arena, or -1; pinned bytes are spread evenly.
+
+    Every pinned byte saves one byte of reading a pass wherever it lies; spread out, disk and
+    arithmetic stay busy side by side.
+    """
+    total = sum(e.panel(k).room for e in entries for k in range(e.num_panels))
+    share = min(1.0, pinned_bytes / total)
+    places: list[np.ndarray] = []
+    seen = used = 0
+    for entry in entries:
+        place = np.full(entry.num_panels, -1, np.int64)
+        for k in range(entry.num_panels):
+            room = entry.panel(k).room
+            seen += room
+            if used + room <= min(pinned_bytes, seen * share + 1):
+                place[k] = used
+                used += room
+        places.append(place)
+    return places, used

@@ -1,0 +1,133 @@
+"""The loop from prompt to text: prefill in chunks, then one id at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from twoends.engine.open import OpenModel
+from twoends.generate.sampler import Sampling, pick
+from twoends.generate.stream import Piece, TextStream
+from twoends.kernels.ops import F32
+
+Finish = Literal["length", "stop_id", "stop_string", "interrupted"]
+
+
+class Progress(Protocol):
+    """Told what happens, as it happens; draws, or does nothing."""
+
+    def prefill(self, done: int, total: int) -> None:
+        """`done` of `total` prompt tokens have gone through."""
+
+    def layer(self, done: int) -> None:
+        """`done` layers of this pass are finished."""
+
+    def token(self, token_id: int, piece: Piece) -> None:
+        """An id was chosen; `piece` is the text that it made sure."""
+
+    def rest(self, text: str) -> None:
+        """No more ids come: the text that was held back."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What one run gave. Times in seconds; `token_s` holds every decode step's."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish: Finish = "length"
+    logits_digest: str = ""
+    position_digests: list[str] = field(default_factory=list)
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    token_s: list[float] = field(default_factory=list)
+
+
+class Generator:
+    """One sequence on one model: `ids` are all tokens known, the state may lag behind them."""
+
+    def __init__(self, model: OpenModel, ids: list[int], *, chunk: int) -> None:
+        """`ids` continue a restored state, or start from nothing."""
+        assert len(ids) > model.state.position, "there must be an id that has not gone through"
+        self._model = model
+        self._chunk = chunk
+        self.ids = ids
+
+    def run(
+        self,
+        *,
+        num_new: int,
+        sampling: Sampling,
+        stream: TextStream,
+        progress: Progress,
+        stop_asked: Callable[[], bool],
+    ) -> Outcome:
+        """Up to `num_new` ids. `stop_asked` is looked at between passes, so the state stays whole."""
+        outcome = Outcome()
+        digest = hashlib.blake2b()
+        waiting = len(self.ids) - self._model.state.position
+        # Every weight of every coming pass may be read ahead; a stop wastes at most one window.
+        self._model.expect_passes(-(-waiting // self._chunk) + num_new - 1)
+        began = time.perf_counter()
+        logits_W = self._prefill(progress, stop_asked)
+        outcome.prefill_s = time.perf_counter() - began
+        while logits_W is not None:
+            self._choose(logits_W, outcome, digest, sampling=sampling, stream=stream, progress=progress)
+            if outcome.finish != "length" or len(outcome.ids) == num_new:
+                break
+            if stop_asked():
+                logits_W = None
+                break
+            step_began = time.perf_counter()
+            logits_W = self._model.run_pass(self.ids[-1:], layer_done=progress.layer)[0]
+            outcome.token_s.append(time.perf_counter() - step_began)
+        if logits_W is None:
+            outcome.finish = "interrupted"
+        outcome.decode_s = sum(outcome.token_s)
+        if outcome.finish in ("length", "interrupted"):
+            rest = stream.finish().text
+            outcome.text += rest
+            progress.rest(rest)
+        outcome.logits_digest = digest.hexdigest()
+        return outcome
+
+    def _prefill(self, progress: Progress, stop_asked: Callable[[], bool]) -> F32 | None:
+        """Logits after the last known id; None when asked to stop before."""
+        state = self._model.state
+        total = len(self.ids) - state.position
+        done = 0
+        while True:
+            part = self.ids[state.position : state.position + self._chunk]
+            logits_TW = self._model.run_pass(part, layer_done=progress.layer)
+            done += len(part)
+            progress.prefill(done, total)
+            if done == total:
+                row_W: F32 = logits_TW[-1]
+                return row_W
+            if stop_asked():
+                return None
+
+    def _choose(
+        self,
+        logits_W: F32,
+        outcome: Outcome,
+        digest: hashlib.blake2b,
+        *,
+        sampling: Sampling,
+        stream: TextStream,
+        progress: Progress,
+    ) -> None:
+        data = logits_W.tobytes()
+        digest.update(data)
+        outcome.position_digests.append(hashlib.blake2b(data, digest_size=16).hexdigest())
+        token_id = pick(logits_W, sampling, position=len(self.ids))
+        self.ids.append(token_id)
+        outcome.ids.append(token_id)
+        piece = stream.push(token_id)
+        outcome.text += piece.text
+        if piece.stopped is not None:
+            outcome.finish = piece.stopped
+        progress.token(token_id, piece)
