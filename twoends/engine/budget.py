@@ -57,7 +57,6 @@ class Plan:
     rows: tuple[Row, ...]
     floor_rows: tuple[Row, ...]
     trunk_bytes_per_pass: int
-    pinned_share: float
     expert_bytes_per_request: float
     experts_per_pass: int
     embedding_bytes_per_token: int
@@ -121,91 +120,79 @@ def make_plan(
     chunk = chunk_tokens or _choose_chunk(config, (ram_bytes - floor) // 4)
     scratch = _scratch_row(config, chunk)
     left = ram_bytes - floor + _scratch_row(config, chunk_tokens or 1).num_bytes - scratch.num_bytes
-    return _share_out(
-        config,
-        index,
-        fixed=(*fixed, scratch),
-        floor_rows=floor_rows,
-        ram_bytes=ram_bytes,
-        left=left,
-        floor_window=align_up(floor_window),
-        context_tokens=context_tokens,
-        chunk=chunk,
-    )
-
-
-def _share_out(
-    config: ModelConfig,
-    index: CheckpointIndex,
-    *,
-    fixed: tuple[Row, ...],
-    floor_rows: tuple[Row, ...],
-    ram_bytes: int,
-    left: int,
-    floor_window: int,
-    context_tokens: int,
-    chunk: int,
-) -> Plan:
-    """Splits what is above the floor between window, pinned trunk and slots."""
-    has_experts = bool(len(config.moe_layers))
-    slot = slot_bytes(index) if has_experts else 0
-    slots = MIN_SLOTS if has_experts else 0
-    all_slots = len(config.moe_layers) * config.num_experts
-    whole = trunk_entries(config, index, panel_bytes=_WHOLE_MATRIX_BYTES)
-    whole_bytes = pass_bytes(whole)
-    if left + floor_window >= whole_bytes:
-        left += floor_window - whole_bytes
-        window, panel, entries, pinned = 0, _WHOLE_MATRIX_BYTES, whole, whole_bytes
-    else:
-        # Enough slots for one layer's choice come first: without them reads can't overlap.
-        if slot:
-            extra = min(left // (2 * slot), config.experts_per_token)
-            slots, left = slots + extra, left - extra * slot
-        wider = min(left // 2, _WIDE_WINDOW_BYTES - floor_window) if left > 0 else 0
-        window = floor_window + align_up(max(wider, 0)) - (PAGE if wider > 0 else 0)
-        left -= window - floor_window
-        panel = min(max(window // 8, _MIN_PANEL_BYTES), _MAX_PANEL_BYTES)
-        entries = trunk_entries(config, index, panel_bytes=panel)
-        pinned = _pinned_total(entries, left)
-        left -= align_up(pinned)
-    if slot:
-        extra = min(left // slot, all_slots - slots)
-        slots += extra
-    trunk = pass_bytes(entries)
-    rows = (
-        *fixed,
-        *(() if not pinned else (Row(name="pinned trunk", num_bytes=align_up(pinned), remark="stays"),)),
-        *(() if not window else (Row(name="trunk window", num_bytes=window, remark=_panels(window, panel)),)),
-        *(
-            ()
-            if not slots
-            else (
-                Row(
-                    name=f"{slots} expert slots",
-                    num_bytes=align_up(slots * slot),
-                    remark=f"of {all_slots:,} experts",
-                ),
-            )
-        ),
-    )
+    shares = _share_out(config, index, left=left, floor_window=align_up(floor_window), slot=slot)
+    experts = len(config.moe_layers) * config.num_experts
     embed = index.tensor(None, "embed")
     return Plan(
         ram_bytes=ram_bytes,
         context_tokens=context_tokens,
         chunk_tokens=chunk,
-        panel_bytes=panel,
-        window_bytes=window,
-        pinned_bytes=pinned,
-        num_slots=slots,
+        panel_bytes=shares.panel,
+        window_bytes=shares.window,
+        pinned_bytes=shares.pinned,
+        num_slots=shares.slots,
         slot_bytes=slot,
-        rows=rows,
+        rows=(*fixed, scratch, *_rows_of(shares, slot=slot, num_experts=experts)),
         floor_rows=floor_rows,
-        trunk_bytes_per_pass=trunk,
-        pinned_share=pinned / trunk,
-        expert_bytes_per_request=expert_read_bytes(index) if has_experts else 0.0,
+        trunk_bytes_per_pass=pass_bytes(shares.entries),
+        expert_bytes_per_request=expert_read_bytes(index) if slot else 0.0,
         experts_per_pass=len(config.moe_layers) * config.experts_per_token,
         embedding_bytes_per_token=align_up(embed.segment.nbytes // embed.shape[0]) + PAGE,
     )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Shares:
+    """How what is above the floor is split."""
+
+    window: int
+    panel: int
+    pinned: int
+    slots: int
+    entries: tuple[Entry, ...]
+
+
+def _share_out(
+    config: ModelConfig, index: CheckpointIndex, *, left: int, floor_window: int, slot: int
+) -> _Shares:
+    """Trunk first, whole if it fits; else slots for one choice, a wider window, pinned panels; slots last."""
+    slots = MIN_SLOTS if slot else 0
+    whole = trunk_entries(config, index, panel_bytes=_WHOLE_MATRIX_BYTES)
+    whole_bytes = pass_bytes(whole)
+    if left + floor_window >= align_up(whole_bytes):
+        left -= align_up(whole_bytes) - floor_window
+        shares = _Shares(window=0, panel=_WHOLE_MATRIX_BYTES, pinned=whole_bytes, slots=slots, entries=whole)
+    else:
+        if slot:
+            # Without room for one layer's choice, reads of experts can't go on side by side.
+            extra = min(left // (2 * slot), config.experts_per_token)
+            slots, left = slots + extra, left - extra * slot
+        wider = max(min(left // 2, _WIDE_WINDOW_BYTES - floor_window), 0) // PAGE * PAGE
+        window, left = floor_window + wider, left - wider
+        panel = min(max(window // 8, _MIN_PANEL_BYTES), _MAX_PANEL_BYTES)
+        entries = trunk_entries(config, index, panel_bytes=panel)
+        pinned = choose_pins(entries, left // PAGE * PAGE)[1]
+        left -= align_up(pinned)
+        shares = _Shares(window=window, panel=panel, pinned=pinned, slots=slots, entries=entries)
+    if slot:
+        all_slots = len(config.moe_layers) * config.num_experts
+        shares.slots += min(max(left, 0) // slot, all_slots - shares.slots)
+    return shares
+
+
+def _rows_of(shares: _Shares, *, slot: int, num_experts: int) -> tuple[Row, ...]:
+    rows = []
+    if shares.pinned:
+        rows.append(Row(name="pinned trunk", num_bytes=align_up(shares.pinned), remark="stays"))
+    if shares.window:
+        panels = f"panels of {format_bytes(min(shares.panel, shares.window))}"
+        rows.append(Row(name="trunk window", num_bytes=shares.window, remark=panels))
+    if shares.slots:
+        size = align_up(shares.slots * slot)
+        rows.append(
+            Row(name=f"{shares.slots} expert slots", num_bytes=size, remark=f"of {num_experts:,} experts")
+        )
+    return tuple(rows)
 
 
 def below_floor(ram_bytes: int, floor_rows: tuple[Row, ...]) -> DoesNotFit:
@@ -224,10 +211,6 @@ def below_floor(ram_bytes: int, floor_rows: tuple[Row, ...]) -> DoesNotFit:
 def _round_up(num_bytes: int) -> str:
     megabytes = -(-num_bytes // 10_000_000) * 10
     return f"{megabytes}MB" if megabytes < 10_000 else f"{-(-megabytes // 1000)}GB"
-
-
-def _panels(window: int, panel: int) -> str:
-    return f"panels of {format_bytes(min(panel, window))}"
 
 
 def _fixed_rows(
@@ -278,8 +261,3 @@ def _choose_chunk(config: ModelConfig, room: int) -> int:
     while chunk > 1 and scratch_bytes(config, chunk) > room:
         chunk //= 2
     return chunk
-
-
-def _pinned_total(entries: tuple[Entry, ...], room: int) -> int:
-    """Bytes that the window will really pin when given `room`."""
-    return choose_pins(entries, max(room, 0))[1]

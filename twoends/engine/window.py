@@ -49,6 +49,8 @@ class Window:
         self._ring = Arena(ring_bytes)
         self._pin_at, total = choose_pins(entries, pinned_bytes)
         self._pins = Arena(total)
+        # Pinned panels whose read was started, and those that have been taken once and stay.
+        self._asked: set[tuple[int, int]] = set()
         self._loaded: set[tuple[int, int]] = set()
         self._flights: deque[_Flight] = deque()
         self._next = (0, 0)
@@ -112,11 +114,12 @@ class Window:
     def _pin_or_stream(self, entry_id: int, k: int) -> bool:
         """Starts the read of a panel that isn't here; False when the ring has no room yet."""
         pin = int(self._pin_at[entry_id][k])
-        if pin >= 0 and (entry_id, k) in self._loaded:
+        if pin >= 0 and (entry_id, k) in self._asked:
             return True
         panel = self._entries[entry_id].panel(k)
         if pin >= 0:
             buffer, start, room = self._pins.bytes_[pin : pin + panel.room], pin, 0
+            self._asked.add((entry_id, k))
         else:
             found = self._find_room(panel.room)
             if found is None:

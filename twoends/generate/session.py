@@ -18,6 +18,7 @@ import numpy as np
 
 from twoends.engine.open import Checkpoint
 from twoends.errors import DoesNotFit, SessionError
+from twoends.kernels.ops import F32
 from twoends.model.state import SequenceState
 from twoends.units import format_bytes
 
@@ -106,7 +107,7 @@ def restore_state(saved: SavedSession, state: SequenceState) -> None:
     with saved.path.open("rb") as file:
         digest.update(file.read(saved.arrays_at))
         for _, array in state.arrays():
-            view = array.reshape(-1).view(np.uint8)
+            view = array.reshape(-1).view(np.uint8).data
             if file.readinto(view) != array.nbytes:
                 raise _damaged(saved.path, "it ends early")
             digest.update(view)
@@ -123,7 +124,7 @@ def _identity(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _write(file: BinaryIO, header: bytes, arrays: list[tuple[str, np.ndarray]]) -> None:
+def _write(file: BinaryIO, header: bytes, arrays: list[tuple[str, F32]]) -> None:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     head = _MAGIC + len(header).to_bytes(8, "little") + header
     for block in (
