@@ -1,0 +1,57 @@
+// All kernels of one instruction set. Compiled once per set (CMakeLists.txt gives TWOENDS_ISA).
+#include "isa.h"
+
+#include "kda.h"
+#include "mla.h"
+#include "moe.h"
+#include "norm.h"
+
+namespace twoends {
+namespace TWOENDS_ISA {
+namespace {
+
+void matmul_pieces(MatmulJob& job, size_t begin, size_t end, size_t) { matmul(job, begin, end); }
+
+void read_pieces(ReadJob& job, size_t begin, size_t end, size_t worker) {
+  uint64_t sums[8] = {};
+  for (size_t piece = begin; piece < end; ++piece) {
+    const uint8_t* p = job.data + piece * 4096;
+    for (size_t at = 0; at < 4096; at += sizeof sums) {
+      uint64_t words[8];
+      std::memcpy(words, p + at, sizeof words);
+      TWOENDS_UNROLL
+      for (int i = 0; i < 8; ++i) sums[i] ^= words[i];
+    }
+  }
+  for (int i = 0; i < 8; ++i) job.out[worker * 8] ^= sums[i];
+}
+
+}  // namespace
+
+Table table() {
+  Table t = {};
+#define TWOENDS_TEXT2(name) #name
+#define TWOENDS_TEXT(name) TWOENDS_TEXT2(name)
+  t.name = TWOENDS_TEXT(TWOENDS_ISA);
+  t.split = split;
+  t.mla_scratch = mla_scratch;
+  t.matmul = matmul_pieces;
+  t.rms_norm = rms_norm;
+  t.l2_norm = l2_norm;
+  t.gated_norm = gated_norm;
+  t.short_conv = short_conv;
+  t.kda_decay = kda_decay;
+  t.kda_steps = kda_steps;
+  t.mla_heads = mla_heads;
+  t.attnres_mix = attnres_mix;
+  t.route = route;
+  t.unary = unary;
+  t.glu = glu;
+  t.fma = fma_each;
+  t.combine = combine;
+  t.read = read_pieces;
+  return t;
+}
+
+}  // namespace TWOENDS_ISA
+}  // namespace twoends

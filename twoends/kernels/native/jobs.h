@@ -1,0 +1,151 @@
+// What the binding hands to a kernel: one struct per operation, and the table of kernels of one
+// instruction set. Every kernel does the pieces begin .. end - 1 of its job; how the pieces are
+// divided among calls and threads has no effect on any bit.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace twoends {
+
+enum class Format { bf16, f32, mxfp4 };
+
+// Where the weights of `rows` rows lie; any alignment.
+struct Weights {
+  Format format;
+  const uint8_t* data;
+  const uint8_t* scale;  // mxfp4 only
+  size_t rows, cols;
+};
+
+// Piece: one row of the matrix. `x_split` holds num_x inputs, each as groups of 16 even then 16 odd elements.
+struct MatmulJob {
+  Weights w;
+  const float* x_split;
+  size_t num_x;
+  float* out;         // out[t * out_stride + row]
+  size_t out_stride;
+};
+
+// Piece: one row of `dim` elements.
+struct NormJob {
+  const float *x, *w, *gate;
+  float* out;
+  size_t dim;
+  double eps;
+  float scale;
+};
+
+// Piece: 16 channels. Taps: w[p * 4 + j], j = 3 meets the current token; tail[j * channels + p], oldest first.
+struct ConvJob {
+  const float *u, *w;
+  float *tail, *out;
+  size_t num_tokens, channels;
+};
+
+// Piece: one head of one token.
+struct DecayJob {
+  const float *z, *dt_bias, *a_log;
+  float* out;
+  size_t heads, key_dim;
+  bool bounded;
+  float bound;
+};
+
+// Piece: `block` value columns of one head, through all tokens.
+struct KdaJob {
+  const float *q, *k, *v, *alpha, *beta;
+  float *state, *out;
+  size_t num_tokens, heads, key_dim, value_dim, block;
+};
+
+// Piece: one tile of tile_heads x tile_rows queries, at most kMlaQueries. `scratch` holds what
+// Table::mla_scratch says per worker.
+constexpr size_t kMlaQueries = 10;
+struct MlaJob {
+  Weights w;
+  const float *q, *cache;
+  float *out, *scratch;
+  size_t num_rows, start, first_head, num_heads, all_heads, nope_dim, value_dim, query_dim, cache_dim;
+  size_t tile_heads, tile_rows;
+  float scale;
+};
+
+// Piece: one token. `scratch` holds scratch_floats per worker.
+struct MixJob {
+  const float *sources, *f_split;
+  float *out, *scratch;
+  size_t scratch_floats;
+  size_t num_sources, num_tokens, dim;
+  double eps;
+};
+
+// Piece: one token; `bad_row` stays at num_tokens or becomes a row whose scores are not finite (the caller's
+// thread alone runs it).
+struct RouteJob {
+  const float *logits, *bias;
+  int32_t* ids;
+  float *weights, *scratch;  // scratch: 2 * experts rounded up to 16
+  size_t num_tokens, experts, chosen;
+  bool renormalize;
+  float scaling;
+  size_t bad_row;
+};
+
+// Piece: 16 elements.
+enum class Unary { exp, sigmoid, tanh, softplus, silu };
+struct UnaryJob {
+  Unary function;
+  const float* x;
+  float* out;
+  size_t size;
+};
+enum class Glu { sigmoid_gate, silu, situ, situ_linear };
+struct GluJob {
+  Glu function;
+  const float *gate, *up;
+  float* out;
+  size_t size;
+  float beta, linear_beta;
+};
+struct FmaJob {
+  const float *a, *b, *c;
+  float* out;
+  size_t size;
+};
+
+// Piece: one token.
+struct CombineJob {
+  const float *y, *weights;
+  float* out;
+  size_t num_ranks, dim;
+};
+
+// Piece: 4096 bytes; the XOR of all words goes to out[worker * 8], so that the loads can't be dropped.
+struct ReadJob {
+  const uint8_t* data;
+  uint64_t* out;
+};
+
+template <class Job>
+using Kernel = void (*)(Job& job, size_t begin, size_t end, size_t worker);
+
+struct Table {
+  const char* name;
+  void (*split)(const float* x, size_t count, size_t cols, float* out);
+  size_t (*mla_scratch)(const MlaJob& job);
+  Kernel<MatmulJob> matmul;
+  Kernel<NormJob> rms_norm, l2_norm, gated_norm;
+  Kernel<ConvJob> short_conv;
+  Kernel<DecayJob> kda_decay;
+  Kernel<KdaJob> kda_steps;
+  Kernel<MlaJob> mla_heads;
+  Kernel<MixJob> attnres_mix;
+  Kernel<RouteJob> route;
+  Kernel<UnaryJob> unary;
+  Kernel<GluJob> glu;
+  Kernel<FmaJob> fma;
+  Kernel<CombineJob> combine;
+  Kernel<ReadJob> read;
+};
+
+}  // namespace twoends

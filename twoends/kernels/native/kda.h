@@ -1,0 +1,117 @@
+// Kimi Delta Attention: convolution, decay and the recurrence.
+#pragma once
+#include "elementary.h"
+#include "lanes.h"
+
+namespace twoends {
+namespace TWOENDS_ISA {
+
+// The four taps of 16 channels (4 consecutive floats each) as four vectors.
+inline void load_taps(const float* w, size_t channels, f32x16 (&tap)[4]) {
+  alignas(64) float padded[64] = {};
+  if (channels < kLanes) {
+    std::memcpy(padded, w, channels * 4 * sizeof(float));
+    w = padded;
+  }
+  f32x16 even_a, odd_a, even_b, odd_b;
+  deinterleave(load(w), load(w + 16), even_a, odd_a);
+  deinterleave(load(w + 32), load(w + 48), even_b, odd_b);
+  deinterleave(even_a, even_b, tap[0], tap[2]);
+  deinterleave(odd_a, odd_b, tap[1], tap[3]);
+}
+
+inline void short_conv(ConvJob& job, size_t begin, size_t end, size_t) {
+  for_vectors(job.channels, begin, end, [&](size_t at, size_t n) {
+    f32x16 tap[4];
+    load_taps(job.w + 4 * at, n, tap);
+    f32x16 u[3];
+    for (size_t j = 0; j < 3; ++j) u[j] = load_some(job.tail + j * job.channels + at, n);
+    for (size_t t = 0; t < job.num_tokens; ++t) {
+      const f32x16 now = load_some(job.u + t * job.channels + at, n);
+      const f32x16 acc = fma(tap[3], now, fma(tap[2], u[2], fma(tap[1], u[1], tap[0] * u[0])));
+      store_some(job.out + t * job.channels + at, silu(acc), n);
+      u[0] = u[1], u[1] = u[2], u[2] = now;
+    }
+    for (size_t j = 0; j < 3; ++j) store_some(job.tail + j * job.channels + at, u[j], n);
+  });
+}
+
+inline void kda_decay(DecayJob& job, size_t begin, size_t end, size_t) {
+  for (size_t piece = begin; piece < end; ++piece) {
+    const size_t head = piece % job.heads;
+    const float *z = job.z + piece * job.key_dim, *dt = job.dt_bias + head * job.key_dim;
+    float* out = job.out + piece * job.key_dim;
+    const f32x16 a = exp(set1(job.a_log[head]));
+    for_vectors(job.key_dim, 0, (job.key_dim + 15) / 16, [&](size_t at, size_t n) {
+      const f32x16 s = load_some(z + at, n) + load_some(dt + at, n);
+      const f32x16 g = job.bounded ? set1(job.bound) * sigmoid(a * s) : negate(a * softplus(s));
+      store_some(out + at, exp(g), n);
+    });
+  }
+}
+
+// Value columns at .. at + 16 * NV - 1 of one head, or fewer (n of them, NV = 1), through all tokens.
+template <int NV, bool WHOLE>
+inline void kda_columns(const KdaJob& job, size_t head, size_t at, size_t n) {
+  const auto get = [n](const float* p) { return WHOLE ? load(p) : load_n(p, n); };
+  const auto put = [n](float* p, f32x16 a) {
+    if (WHOLE)
+      store(p, a);
+    else
+      store_n(p, a, n);
+  };
+  float* state = job.state + head * job.key_dim * job.value_dim + at;
+  for (size_t t = 0; t < job.num_tokens; ++t) {
+    const size_t row = t * job.heads + head;
+    const float *q = job.q + row * job.key_dim, *k = job.k + row * job.key_dim, *alpha = job.alpha + row * job.key_dim;
+    f32x16 sum[NV], delta[NV];
+    TWOENDS_UNROLL
+    for (int c = 0; c < NV; ++c) sum[c] = zero();
+    for (size_t i = 0; i < job.key_dim; ++i) {
+      const f32x16 decay = set1(alpha[i]), key = set1(k[i]);
+      TWOENDS_UNROLL
+      for (int c = 0; c < NV; ++c) {
+        float* p = state + i * job.value_dim + c * kLanes;
+        const f32x16 s = get(p) * decay;
+        put(p, s);
+        sum[c] = fma(s, key, sum[c]);
+      }
+    }
+    const f32x16 beta = set1(job.beta[row]);
+    TWOENDS_UNROLL
+    for (int c = 0; c < NV; ++c) {
+      delta[c] = beta * (get(job.v + row * job.value_dim + at + c * kLanes) - sum[c]);
+      sum[c] = zero();
+    }
+    for (size_t i = 0; i < job.key_dim; ++i) {
+      const f32x16 query = set1(q[i]), key = set1(k[i]);
+      TWOENDS_UNROLL
+      for (int c = 0; c < NV; ++c) {
+        float* p = state + i * job.value_dim + c * kLanes;
+        const f32x16 s = fma(key, delta[c], get(p));
+        put(p, s);
+        sum[c] = fma(s, query, sum[c]);
+      }
+    }
+    TWOENDS_UNROLL
+    for (int c = 0; c < NV; ++c) put(job.out + row * job.value_dim + at + c * kLanes, sum[c]);
+  }
+}
+
+inline void kda_steps(KdaJob& job, size_t begin, size_t end, size_t) {
+  const size_t blocks = (job.value_dim + job.block - 1) / job.block;
+  for (size_t piece = begin; piece < end; ++piece) {
+    const size_t head = piece / blocks;
+    size_t at = piece % blocks * job.block;
+    const size_t stop = smaller(at + job.block, job.value_dim);
+#if defined(TWOENDS_USE_AVX512)
+    for (; at + 8 * kLanes <= stop; at += 8 * kLanes) kda_columns<8, true>(job, head, at, 0);
+#endif
+    for (; at + 2 * kLanes <= stop; at += 2 * kLanes) kda_columns<2, true>(job, head, at, 0);
+    for (; at + kLanes <= stop; at += kLanes) kda_columns<1, true>(job, head, at, 0);
+    if (at < stop) kda_columns<1, false>(job, head, at, stop - at);
+  }
+}
+
+}  // namespace TWOENDS_ISA
+}  // namespace twoends

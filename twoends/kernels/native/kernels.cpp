@@ -1,0 +1,143 @@
+#include "kernels.h"
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+namespace twoends {
+namespace {
+
+struct Free {
+  void operator()(float* p) const { std::free(p); }
+};
+using Scratch = std::unique_ptr<float, Free>;
+
+Scratch scratch_of(size_t floats) {
+  void* p = nullptr;
+  if (posix_memalign(&p, 64, (floats == 0 ? 1 : floats) * sizeof(float)) != 0) throw std::bad_alloc();
+  return Scratch(static_cast<float*>(p));
+}
+
+size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+size_t vectors(size_t size) { return ceil_div(size, 16); }
+size_t padded_cols(size_t cols) { return ceil_div(cols, 32) * 32; }
+
+// Bounds the memory for scores: floats per worker, reached at a context of a hundred thousand positions.
+constexpr size_t kScoreFloats = size_t(1) << 20;
+
+}  // namespace
+
+Kernels::Kernels(const std::string& isa, size_t threads) : table_(table_of(isa)), pool_(threads) {
+  if (threads == 0) throw std::invalid_argument("at least one thread");
+}
+
+template <class Job>
+void Kernels::run(Kernel<Job> kernel, Job& job, size_t pieces, size_t work, size_t multiple) {
+  const PlainFloats floats;
+  const size_t threads = pool_.threads();
+  if (threads == 1 || is_small(work)) {
+    kernel(job, 0, pieces, 0);
+    return;
+  }
+  struct Context {
+    Kernel<Job> kernel;
+    Job* job;
+  } context = {kernel, &job};
+  const auto call = [](void* c, size_t begin, size_t end, size_t worker) {
+    const Context& self = *static_cast<Context*>(c);
+    self.kernel(*self.job, begin, end, worker);
+  };
+  // Eight runs a thread, so that one on a busy core holds up little; but none too small to be worth taking.
+  const size_t runs = smaller(threads * 8, work / (kSmallWork / 4));
+  pool_.run(call, &context, pieces, ceil_div(ceil_div(pieces, runs), multiple) * multiple);
+}
+
+void Kernels::matmul(const Weights& w, const float* x, size_t num_x, float* out, size_t out_stride) {
+  if (w.rows == 0 || num_x == 0) return;
+  const Scratch split = scratch_of(num_x * padded_cols(w.cols));
+  table_.split(x, num_x, w.cols, split.get());
+  MatmulJob job = {w, split.get(), num_x, out, out_stride};
+  run(table_.matmul, job, w.rows, w.rows * w.cols * num_x, 16);
+}
+
+void Kernels::rms_norm(NormJob job, size_t size) {
+  if (size != 0) run(table_.rms_norm, job, size / job.dim, size);
+}
+
+void Kernels::l2_norm(NormJob job, size_t size) {
+  if (size != 0) run(table_.l2_norm, job, size / job.dim, size);
+}
+
+void Kernels::gated_norm(NormJob job, size_t size) {
+  if (size != 0) run(table_.gated_norm, job, size / job.dim, elementary(size));
+}
+
+void Kernels::short_conv(ConvJob job) {
+  run(table_.short_conv, job, vectors(job.channels), elementary(job.channels * job.num_tokens));
+}
+
+void Kernels::kda_decay(DecayJob job, size_t pieces) {
+  run(table_.kda_decay, job, pieces, elementary(pieces * job.key_dim));
+}
+
+void Kernels::kda_steps(KdaJob job) {
+  // One token streams whole state rows; many tokens keep a narrow block of the state in the first-level cache.
+  job.block = job.num_tokens == 1 ? 128 : 32;
+  const size_t pieces = job.heads * ceil_div(job.value_dim, job.block);
+  run(table_.kda_steps, job, pieces, job.num_tokens * job.heads * job.key_dim * job.value_dim * 4);
+}
+
+void Kernels::mla_heads(MlaJob job) {
+  if (job.num_rows == 0) return;
+  const size_t seen = job.start + job.num_rows;
+  const size_t room = kScoreFloats / seen;
+  const size_t queries = room == 0 ? 1 : smaller(room, kMlaQueries);
+  job.tile_rows = smaller(job.num_rows, queries);
+  job.tile_heads = smaller(queries / job.tile_rows, ceil_div(job.num_heads, pool_.threads()));
+  const Scratch scratch = scratch_of(pool_.threads() * table_.mla_scratch(job));
+  job.scratch = scratch.get();
+  const size_t pieces = ceil_div(job.num_heads, job.tile_heads) * ceil_div(job.num_rows, job.tile_rows);
+  const size_t width = seen + job.nope_dim + job.value_dim;
+  run(table_.mla_heads, job, pieces, job.num_rows * job.num_heads * width * job.w.cols);
+}
+
+void Kernels::attnres_mix(const float* sources, const float* f, float* out, size_t num_sources, size_t num_tokens,
+                          size_t dim, double eps) {
+  const size_t padded = vectors(num_sources) * 16, split_size = padded_cols(dim);
+  const Scratch scratch = scratch_of(split_size + pool_.threads() * padded);
+  table_.split(f, 1, dim, scratch.get());
+  MixJob job = {sources,     scratch.get(), out, scratch.get() + split_size, padded, num_sources, num_tokens,
+                dim, eps};
+  run(table_.attnres_mix, job, num_tokens, num_sources * num_tokens * dim * 3);
+}
+
+void Kernels::route(RouteJob& job) {
+  const PlainFloats floats;
+  const Scratch scratch = scratch_of(2 * vectors(job.experts) * 16);
+  job.scratch = scratch.get();
+  table_.route(job, 0, job.num_tokens, 0);
+}
+
+void Kernels::unary(UnaryJob job) { run(table_.unary, job, vectors(job.size), elementary(job.size)); }
+
+void Kernels::glu(GluJob job) { run(table_.glu, job, vectors(job.size), 2 * elementary(job.size)); }
+
+void Kernels::fma(FmaJob job) { run(table_.fma, job, vectors(job.size), job.size); }
+
+void Kernels::combine(CombineJob job, size_t num_tokens) {
+  run(table_.combine, job, num_tokens, num_tokens * job.num_ranks * job.dim);
+}
+
+uint64_t Kernels::read(const uint8_t* data, size_t size) {
+  std::vector<uint64_t> sums(pool_.threads() * 8);
+  ReadJob job = {data, sums.data()};
+  run(table_.read, job, size / 4096, size, 256);
+  uint64_t sum = 0;
+  for (const uint64_t s : sums) sum ^= s;
+  return sum;
+}
+
+}  // namespace twoends

@@ -1,0 +1,174 @@
+// Matrix products: every output element is one dot; blocks of rows and inputs share loads, never sums.
+#pragma once
+#include <cmath>
+
+#include "lanes.h"
+
+namespace twoends {
+namespace TWOENDS_ISA {
+
+// 2^(byte - 127): byte 0 is a subnormal, 255 is NaN.
+struct ScaleTable {
+  uint32_t bits[256];
+  constexpr ScaleTable() : bits() {
+    for (uint32_t byte = 1; byte < 255; ++byte) bits[byte] = byte << 23;
+    bits[0] = 0x00400000u;
+    bits[255] = 0x7fc00000u;
+  }
+};
+static constexpr ScaleTable kScales;
+
+TWOENDS_INLINE f32x16 scale_of(uint8_t byte) {
+  float s;
+  std::memcpy(&s, &kScales.bits[byte], sizeof s);
+  return set1(s);
+}
+
+// One group of R rows met with the same group of T inputs.
+template <class W, int R, int T>
+TWOENDS_INLINE void plain_step(const uint8_t* const (&w)[R], const float* x, size_t x_stride, f32x16 (&acc)[R][T]) {
+  f32x16 even[R], odd[R];
+  TWOENDS_UNROLL
+  for (int r = 0; r < R; ++r) W::pair(w[r], even[r], odd[r]);
+  TWOENDS_UNROLL
+  for (int t = 0; t < T; ++t) {
+    const f32x16 x0 = load(x + t * x_stride), x1 = load(x + t * x_stride + kLanes);
+    TWOENDS_UNROLL
+    for (int r = 0; r < R; ++r) acc[r][t] = fma(odd[r], x1, fma(even[r], x0, acc[r][t]));
+  }
+}
+
+template <class W, int R, int T>
+inline void plain_block(const MatmulJob& job, size_t row, size_t first_x) {
+  const size_t cols = job.w.cols, whole = cols / kGroup, x_stride = groups_of(cols) * kGroup;
+  const size_t row_bytes = cols * W::element_bytes;
+  const float* x = job.x_split + first_x * x_stride;
+  const uint8_t* w[R];
+  f32x16 acc[R][T];
+  TWOENDS_UNROLL
+  for (int r = 0; r < R; ++r) {
+    w[r] = job.w.data + (row + r) * row_bytes;
+    TWOENDS_UNROLL
+    for (int t = 0; t < T; ++t) acc[r][t] = zero();
+  }
+  for (size_t g = 0; g < whole; ++g) {
+    plain_step<W, R, T>(w, x + g * kGroup, x_stride, acc);
+    TWOENDS_UNROLL
+    for (int r = 0; r < R; ++r) w[r] += kGroup * W::element_bytes;
+  }
+  if (cols % kGroup != 0) {
+    for (int r = 0; r < R; ++r) {
+      const Tail<W> tail(w[r], cols % kGroup);
+      f32x16 even, odd;
+      W::pair(tail.bytes, even, odd);
+      for (int t = 0; t < T; ++t) {
+        const float* last = x + t * x_stride + whole * kGroup;
+        acc[r][t] = fma(odd, load(last + kLanes), fma(even, load(last), acc[r][t]));
+      }
+    }
+  }
+  for (int t = 0; t < T; ++t)
+    for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r] = reduce(acc[r][t]);
+}
+
+// MXFP4: p on the unscaled values, then one fma with the scale of the group.
+template <int R, int T>
+inline void mxfp4_block(const MatmulJob& job, size_t row, size_t first_x) {
+  const size_t groups = job.w.cols / kGroup, x_stride = job.w.cols;
+  const float* x = job.x_split + first_x * x_stride;
+  const uint8_t *w[R], *scale[R];
+  f32x16 acc[R][T];
+  TWOENDS_UNROLL
+  for (int r = 0; r < R; ++r) {
+    w[r] = job.w.data + (row + r) * groups * kLanes;
+    scale[r] = job.w.scale + (row + r) * groups;
+    TWOENDS_UNROLL
+    for (int t = 0; t < T; ++t) acc[r][t] = zero();
+  }
+  for (size_t g = 0; g < groups; ++g) {
+    TWOENDS_UNROLL
+    for (int r = 0; r < R; ++r) {
+      f32x16 even, odd;
+      mxfp4(w[r] + g * kLanes, even, odd);
+      const f32x16 s = scale_of(scale[r][g]);
+      TWOENDS_UNROLL
+      for (int t = 0; t < T; ++t) {
+        const float* xg = x + t * x_stride + g * kGroup;
+        const f32x16 p = fma(odd, load(xg + kLanes), even * load(xg));
+        acc[r][t] = fma(p, s, acc[r][t]);
+      }
+    }
+  }
+  for (int t = 0; t < T; ++t)
+    for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r] = reduce(acc[r][t]);
+}
+
+// Rows and inputs of a block: as many sums as the registers hold.
+#if defined(TWOENDS_USE_AVX512)
+constexpr int kRows = 4, kInputs = 5, kSingleRows = 8, kPackedRows = 2, kPackedInputs = 8, kPackedSingleRows = 1;
+#elif defined(TWOENDS_USE_NEON)
+constexpr int kRows = 2, kInputs = 2, kSingleRows = 4, kPackedRows = 1, kPackedInputs = 4, kPackedSingleRows = 1;
+#else
+constexpr int kRows = 2, kInputs = 2, kSingleRows = 4, kPackedRows = 1, kPackedInputs = 3, kPackedSingleRows = 1;
+#endif
+// Rows that stay in the cache while all inputs pass by.
+constexpr size_t kStripeRows = 16;
+
+struct PlainBf16 {
+  template <int R, int T>
+  static void block(const MatmulJob& job, size_t row, size_t x) {
+    plain_block<Bf16, R, T>(job, row, x);
+  }
+  static constexpr int rows = kRows, inputs = kInputs, single_rows = kSingleRows;
+};
+struct PlainF32 {
+  template <int R, int T>
+  static void block(const MatmulJob& job, size_t row, size_t x) {
+    plain_block<F32, R, T>(job, row, x);
+  }
+  static constexpr int rows = kRows, inputs = kInputs, single_rows = kSingleRows;
+};
+struct Packed {
+  template <int R, int T>
+  static void block(const MatmulJob& job, size_t row, size_t x) {
+    mxfp4_block<R, T>(job, row, x);
+  }
+  static constexpr int rows = kPackedRows, inputs = kPackedInputs, single_rows = kPackedSingleRows;
+};
+
+// T inputs (at most K::inputs) against rows begin .. end - 1.
+template <class K, int R, int T>
+inline void sweep(const MatmulJob& job, size_t begin, size_t end, size_t x) {
+  size_t row = begin;
+  for (; row + R <= end; row += R) K::template block<R, T>(job, row, x);
+  for (; row < end; ++row) K::template block<1, T>(job, row, x);
+}
+
+template <class K, int T>
+inline void sweep_inputs(const MatmulJob& job, size_t begin, size_t end, size_t x, size_t count) {
+  if (count == (size_t)T)
+    sweep<K, T == 1 ? K::single_rows : K::rows, T>(job, begin, end, x);
+  else if constexpr (T > 1)
+    sweep_inputs<K, T - 1>(job, begin, end, x, count);
+}
+
+template <class K>
+inline void matmul_rows(const MatmulJob& job, size_t begin, size_t end) {
+  const size_t stripe = job.num_x <= (size_t)K::inputs ? end - begin : kStripeRows;
+  for (size_t first = begin; first < end; first += stripe) {
+    const size_t last = smaller(first + stripe, end);
+    for (size_t x = 0; x < job.num_x; x += K::inputs)
+      sweep_inputs<K, K::inputs>(job, first, last, x, smaller(K::inputs, job.num_x - x));
+  }
+}
+
+inline void matmul(const MatmulJob& job, size_t begin, size_t end) {
+  switch (job.w.format) {
+    case Format::bf16: return matmul_rows<PlainBf16>(job, begin, end);
+    case Format::f32: return matmul_rows<PlainF32>(job, begin, end);
+    case Format::mxfp4: return matmul_rows<Packed>(job, begin, end);
+  }
+}
+
+}  // namespace TWOENDS_ISA
+}  // namespace twoends
