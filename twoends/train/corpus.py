@@ -25,7 +25,9 @@ BOOK_COMMANDS = {
 }
 PASSAGE_CHARS = 1_400
 _HELDOUT_EVERY = 50
-_QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2014": "-", "\u2013": "-"})
+_QUOTES = str.maketrans(
+    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2014": "-", "\u2013": "-"}
+)
 
 
 class CorpusError(TwoendsError):
@@ -70,7 +72,9 @@ def king_james_bible() -> Iterator[str]:
     """The King James text without verse numbers."""
     text = _run(["bible", "gen1:1-rev22:21"], source="kjv").translate(_QUOTES)
     text = re.sub(r"\n(?!\s*\d+ )(?=\S)", " ", text)
-    verses = (re.sub(r"^\s*\d+\s+", "", line).strip() for line in text.splitlines() if re.match(r"\s*\d+ ", line))
+    verses = (
+        re.sub(r"^\s*\d+\s+", "", line).strip() for line in text.splitlines() if re.match(r"\s*\d+ ", line)
+    )
     return _passages(re.sub(r"\s+", " ", verse) for verse in verses if len(verse) > 10)
 
 
@@ -96,7 +100,9 @@ def _generated(kind: str, count: int, seed: int) -> Iterator[str]:
     return (document(seed, index, kind=kind, book=book) for index in range(count))
 
 
-def prepare_corpus(out_dir: Path, *, stories: int, tasks: int, seed: int, archive: Path) -> dict[str, dict[str, int]]:
+def prepare_corpus(
+    out_dir: Path, *, stories: int, tasks: int, seed: int, archive: Path
+) -> dict[str, dict[str, int]]:
     """Write `<source>.<split>.jsonl` (one JSON string a line) for every source; returns documents and characters.
 
     Every fiftieth document of a source is held out. A generated document equal to one already seen is dropped,
@@ -113,7 +119,10 @@ def prepare_corpus(out_dir: Path, *, stories: int, tasks: int, seed: int, archiv
     report: dict[str, dict[str, int]] = {}
     for name, open_source in sources.items():
         documents = list(dict.fromkeys(open_source()))
-        heldout, train = documents[::_HELDOUT_EVERY], [d for i, d in enumerate(documents) if i % _HELDOUT_EVERY]
+        heldout, train = (
+            documents[::_HELDOUT_EVERY],
+            [d for i, d in enumerate(documents) if i % _HELDOUT_EVERY],
+        )
         for split, part in (("heldout", heldout), ("train", train)):
             lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in part)
             (out_dir / f"{name}.{split}.jsonl").write_text(lines, encoding="utf-8")
@@ -125,7 +134,9 @@ def read_documents(folder: Path, *, source: str, split: str) -> list[str]:
     """The documents `prepare_corpus` wrote for one source and split."""
     path = folder / f"{source}.{split}.jsonl"
     if not path.is_file():
-        raise CorpusError(f"the corpus folder {folder} has no {path.name}; prepare it first (twoends train --data)")
+        raise CorpusError(
+            f"the corpus folder {folder} has no {path.name}; prepare it first (twoends train --data)"
+        )
     with path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
@@ -138,7 +149,10 @@ def mixed_documents(folder: Path, *, shares: dict[str, float], characters: int, 
     rng = random.Random(f"mix/{seed}")
     chosen: list[str] = []
     for source, share in shares.items():
-        wanted, documents = share / sum(shares.values()) * characters, read_documents(folder, source=source, split="train")
+        wanted, documents = (
+            share / sum(shares.values()) * characters,
+            read_documents(folder, source=source, split="train"),
+        )
         taken = 0
         while taken < wanted:
             for text in rng.sample(documents, len(documents)):

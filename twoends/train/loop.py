@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from twoends.train.rows import Ids, batch, heldout_batches
 
 SNAPSHOT = "snapshot.pt"
 LOSSES = "loss.jsonl"
+# Steps that the shown speed is an average of.
+_SPEED_STEPS = 20
 _DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
@@ -94,7 +97,9 @@ class Run:
 
     def __init__(self, recipe: Recipe, text: Text, out_dir: Path) -> None:
         if recipe.train.matmul_dtype not in _DTYPES:
-            raise OptionError(f"matmul_dtype is {recipe.train.matmul_dtype!r}; known are {', '.join(_DTYPES)}.")
+            raise OptionError(
+                f"matmul_dtype is {recipe.train.matmul_dtype!r}; known are {', '.join(_DTYPES)}."
+            )
         self.recipe, self.text, self.out_dir = recipe, text, out_dir
         self.model = KimiK3(recipe.model).initialise(recipe.train.seed)
         self.model.multiply_in(_DTYPES[recipe.train.matmul_dtype])
@@ -118,7 +123,9 @@ class Run:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        violation = max((router.rebalance(keep=train.router_bias_keep) for router in self.model.routers()), default=0.0)
+        violation = max(
+            (router.rebalance(keep=train.router_bias_keep) for router in self.model.routers()), default=0.0
+        )
         self.done_steps += 1
         bits = loss.item() * (ids_np.size - len(ids_np)) / math.log(2)
         record = {
@@ -176,37 +183,35 @@ class Run:
 def train(
     run: Run,
     *,
-    stop_after_s: float = math.inf,
+    should_stop: Callable[[], bool] = lambda: False,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_evaluation: Callable[[dict[str, float]], None] = lambda _: None,
 ) -> bool:
-    """Take `run` to its last step, with a snapshot every snapshot_minutes; whether it got there in time.
+    """Take `run` to its last step, with a snapshot every snapshot_minutes; whether it got there.
 
-    KeyboardInterrupt leaves a snapshot of the last whole step behind and goes on upwards.
+    `should_stop` is asked between steps (a signal, a time limit); the last snapshot holds every step done.
     """
     recipe = run.recipe.train
-    started_s = saved_s = time.monotonic()
-    first_step = run.done_steps
-    try:
-        while run.done_steps < recipe.steps and time.monotonic() - started_s < stop_after_s:
-            record = run.step()
-            now_s = time.monotonic()
-            per_step_s = (now_s - started_s) / (run.done_steps - first_step)
-            on_progress(
-                Progress(
-                    **record,
-                    steps=recipe.steps,
-                    tokens_per_s=recipe.batch_rows * recipe.row_tokens / per_step_s,
-                    left_s=(recipe.steps - run.done_steps) * per_step_s,
-                )
+    saved_s = before_s = time.monotonic()
+    recent_s: deque[float] = deque(maxlen=_SPEED_STEPS)
+    while run.done_steps < recipe.steps and not should_stop():
+        record = run.step()
+        now_s = time.monotonic()
+        recent_s.append(now_s - before_s)
+        before_s = now_s
+        per_step_s = sum(recent_s) / len(recent_s)
+        on_progress(
+            Progress(
+                **record,
+                steps=recipe.steps,
+                tokens_per_s=recipe.batch_rows * recipe.row_tokens / per_step_s,
+                left_s=(recipe.steps - run.done_steps) * per_step_s,
             )
-            if now_s - saved_s > recipe.snapshot_minutes * 60:
-                run.save()
-                on_evaluation(run.evaluate())
-                saved_s = time.monotonic()
-    except KeyboardInterrupt:
-        run.save()
-        raise
+        )
+        if now_s - saved_s > recipe.snapshot_minutes * 60:
+            run.save()
+            on_evaluation(run.evaluate())
+            saved_s = before_s = time.monotonic()
     run.save()
     on_evaluation(run.evaluate())
     return run.done_steps >= recipe.steps

@@ -75,9 +75,7 @@ class Trunk(nn.Module):
         blocks: list[Tensor] = []
         for layer in self.layers:
             prefix = layer(prefix, blocks)
-        return self.norm(
-            self.mix([*blocks, prefix], self.output_attn_res_norm, self.output_attn_res_proj)
-        )
+        return self.norm(self.mix([*blocks, prefix], self.output_attn_res_norm, self.output_attn_res_proj))
 
 
 class KimiK3(nn.Module):

@@ -109,9 +109,13 @@ class LatentMoe(nn.Module):
         load = torch.bincount(chosen.flatten(), minlength=experts)
         # Every expert gets the rows of the busiest, rounded up so that few shapes occur; none is dropped.
         room = int(-(-load.max() // _ROW_STEP) * _ROW_STEP)
-        rank = torch.arange(len(order), device=order.device) - (load.cumsum(0) - load)[chosen.flatten()[order]]
+        rank = (
+            torch.arange(len(order), device=order.device) - (load.cumsum(0) - load)[chosen.flatten()[order]]
+        )
         slot = chosen.flatten()[order] * room + rank
-        z_rows = z_NZ.new_zeros(experts * room, z_NZ.shape[1]).index_copy(0, slot, z_NZ[order // chosen.shape[1]])
+        z_rows = z_NZ.new_zeros(experts * room, z_NZ.shape[1]).index_copy(
+            0, slot, z_NZ[order // chosen.shape[1]]
+        )
         y_rows = self.experts(z_rows.unflatten(0, (experts, room))).flatten(0, 1)
         place = torch.empty_like(slot).scatter_(0, order, slot)
         y_NSZ = y_rows[place].unflatten(0, chosen.shape).to(weights.dtype)

@@ -24,7 +24,9 @@ def block_exponents(weight: Tensor) -> Tensor:
     6 = .75 * 2^3. A block of zeros gets the smallest exponent.
     """
     if weight.shape[-1] % BLOCK:
-        raise ValueError(f"MXFP4 blocks are {BLOCK} wide; the last axis of {tuple(weight.shape)} isn't a multiple")
+        raise ValueError(
+            f"MXFP4 blocks are {BLOCK} wide; the last axis of {tuple(weight.shape)} isn't a multiple"
+        )
     amax = weight.detach().float().unflatten(-1, (-1, BLOCK)).abs().amax(-1)
     mantissa, exponent = torch.frexp(amax)
     exponent = exponent - 3 + (mantissa > 0.75).to(exponent.dtype)

@@ -91,7 +91,9 @@ def _section(raw: dict[str, Any], name: str, record: type, *, path: Path, derive
             if wanted is float and type(value) is int:
                 value = float(value)
             if type(value) is not wanted:
-                raise OptionError(f"the recipe {path} wants {field.type} for {field.name} in [{name}], not {value!r}.")
+                raise OptionError(
+                    f"the recipe {path} wants {field.type} for {field.name} in [{name}], not {value!r}."
+                )
         values[field.name] = tuple(value) if isinstance(value, list) else value
     return record(**values)
 
@@ -133,7 +135,11 @@ def read_recipe(path: Path) -> Recipe:
 def preset(name: str) -> Recipe:
     """A recipe that ships with the package."""
     folder = resources.files("twoends.train").joinpath("recipes")
-    names = sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    names = sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
     if name not in names:
         raise OptionError(f"there is no preset {name!r}; there is {', '.join(names)}.")
-    return parse_recipe(folder.joinpath(f"{name}.toml").read_text(encoding="utf-8"), path=Path(f"{name}.toml"))
+    return parse_recipe(
+        folder.joinpath(f"{name}.toml").read_text(encoding="utf-8"), path=Path(f"{name}.toml")
+    )

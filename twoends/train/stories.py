@@ -15,7 +15,17 @@ from typing import Any
 
 _CHOICE = re.compile(r"\[([^\[\]]*\|[^\[\]]*)\]")
 _ARTICLE = re.compile(r"\b([Aa]) (?=[aeiouAEIOU])")
-_NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_NUMBERS = {
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+}
 _HE = {"he": "he", "him": "him", "his": "his", "himself": "himself"}
 _SHE = {"he": "she", "him": "her", "his": "her", "himself": "herself"}
 _WOMEN = frozenset({"mother", "grandmother", "aunt", "big sister"})
@@ -95,6 +105,7 @@ def _facts(rng: random.Random, words: dict[str, list[str]]) -> dict[str, str]:
             facts[prefix + key] = person[key]
         facts[f"{prefix}He"] = person["he"].capitalize()
         facts[f"{prefix}His"] = person["his"].capitalize()
+    facts["day_low"] = facts["day"][0].lower() + facts["day"][1:]
     facts["said_who"] = f"said {hero['his']} {family}"
     return facts
 
@@ -133,7 +144,21 @@ def story(rng: random.Random, book: StoryBook) -> str:
         closing.append(_fill(rng, words["lessons"][rng.choice(book.plots[names[-1]]["lessons"])], facts))
     if closing:
         paragraphs[-1] += " " + " ".join(closing)
-    return "\n\n".join(paragraphs)
+    text = "\n\n".join(paragraphs)
+    return text + _questions(rng, text, facts) if rng.random() < 0.15 else text
+
+
+def _questions(rng: random.Random, text: str, facts: dict[str, str]) -> str:
+    """One or two questions that the story answers, with the answers."""
+    asked = [("Who is this story about?", f"It is about {facts['hero']}.")]
+    if facts["home"] in text:
+        asked.append((f"Where did {facts['hero']} live?", f"{facts['hero']} lived {facts['home']}."))
+    if f"{facts['color']} {facts['thing']}" in text:
+        asked.append((f"What color was the {facts['thing']}?", f"The {facts['thing']} was {facts['color']}."))
+    if facts["friend"] in text:
+        asked.append((f"Who else is in the story besides {facts['hero']}?", f"{facts['friend']} is in it too."))
+    chosen = rng.sample(asked, min(len(asked), rng.choice([1, 1, 2])))
+    return "".join(f"\n\nQuestion: {question}\nAnswer: {answer}" for question, answer in chosen)
 
 
 def arithmetic(rng: random.Random, book: StoryBook) -> str:
