@@ -31,6 +31,12 @@ _SCALE_STEPS = {-1: 0.154, 0: 0.841, 1: 0.005}
 # Root mean square of a code's value under those shares.
 _CODE_RMS = 1.823
 _ROW_SPREAD = 0.2
+# How much the rows of a matrix lean on the embedding's common direction. In the router this makes
+# some experts likelier for every token; in queries and keys of KDA it makes the state's answer a
+# moving average of recent tokens, so that what is chosen for one token is likelier for the next.
+_LEANS = {"router": 1.4, "q_proj": 4.0, "k_proj": 4.0}
+# How strongly a matrix speaks, as a multiple of the gain that keeps the scale of its input.
+_MATRIX_GAINS = {"lm_head": 2.0, "shared_down": 0.6, "latent_up": 0.4}
 
 
 class SyntheticWeights:
@@ -54,10 +60,9 @@ class SyntheticWeights:
             return self._codes(plan, rng)
         if match is not None and match.group(4) == "weight_scale":
             cols = plan.shape[1] * 32
-            return iter([self._scales(plan, _expert_gain(match.group(3)) / cols**0.5, rng)])
+            return iter([self._scales(plan, cols**-0.5, rng)])
         if match is not None:
-            gain = _expert_gain(match.group(3))
-            return self._matrix(plan, rng, std=gain / plan.shape[1] ** 0.5)
+            return self._matrix(plan, rng, std=plan.shape[1] ** -0.5)
         short = self._shorts[plan.name]
         if len(plan.shape) == 2 and plan.shape[0] > 1:
             return self._named_matrix(short, plan, rng)
@@ -77,10 +82,28 @@ class SyntheticWeights:
         cols = plan.shape[1]
         if short == "embed":
             return self._matrix(plan, rng, std=0.4, common=0.3 * self._common(cols))
-        if short == "router":
-            lean = rng.standard_normal((plan.shape[0], 1), dtype=np.float32)
-            return self._matrix(plan, rng, std=1.0 / cols**0.5, lean=lean * (0.5 / cols**0.5))
+        if short == "lm_head":
+            return self._head(plan, rng)
+        if short in _LEANS:
+            lean = rng.standard_normal((plan.shape[0], 1), dtype=np.float32) * (_LEANS[short] / cols)
+            return self._matrix(plan, rng, std=1.0 / cols**0.5, lean=lean)
         return self._matrix(plan, rng, std=_MATRIX_GAINS.get(short, 1.0) / cols**0.5)
+
+    def _head(self, plan: TensorPlan, rng: np.random.Generator) -> Iterator[NDArray[Any]]:
+        """Rows that answer neither to the common direction nor to their own token, so no endless repeats."""
+        cols = plan.shape[1]
+        common = self._common(cols)
+        common /= np.sqrt((common * common).sum())
+        embed = next(spec for spec in names.top_specs(self._config) if spec.short == "embed")
+        own_plan = TensorPlan(name=embed.file_name, dtype="F32", shape=embed.shape)
+        plain = TensorPlan(name=plan.name, dtype="F32", shape=plan.shape)
+        pieces = self._matrix(plain, rng, std=_MATRIX_GAINS["lm_head"] / cols**0.5)
+        for values, own in zip(pieces, self.pieces(own_plan), strict=True):
+            own -= (own @ common)[:, None] * common
+            own /= np.sqrt((own * own).sum(axis=1, keepdims=True))
+            values -= (values @ common)[:, None] * common
+            values -= own * (8.0 / cols**0.5)
+            yield values if plan.dtype == "F32" else to_bf16(values)
 
     def _matrix(
         self,
@@ -107,31 +130,31 @@ class SyntheticWeights:
 
     def _vector(self, short: str, shape: tuple[int, ...], rng: np.random.Generator) -> F64:
         """Norm weights, gates, convolutions and biases, each as trained ones look."""
-        noise = rng.standard_normal(shape)
+        noise: F64 = rng.standard_normal(shape)
         if short.endswith("_norm"):
             return 1 + 0.1 * noise
         if short == "a_log":
             # Mean and spread of a released layer; entries past the heads are padding, exactly zero.
-            values = np.clip(0.29 + 0.33 * noise, -0.5, 1.1).reshape(-1)
-            values[self._config.kda_num_heads :] = 0
-            return values.reshape(shape)
+            noise = np.clip(0.29 + 0.33 * noise, -0.5, 1.1).reshape(-1)
+            noise[self._config.kda_num_heads :] = 0
+            return noise.reshape(shape)
         if short == "dt_bias":
             return self._dt_bias(noise, rng)
         if short.endswith("_conv"):
-            values = 0.25 * noise
-            values[..., -1] += 1.0
-            return values
+            last_tap = np.arange(shape[-1]) == shape[-1] - 1
+            return noise * 0.25 + last_tap
         if short == "router_bias":
-            return 0.03 * (noise - noise.mean())
+            noise -= noise.mean()
+            return noise * 0.03
         if short.endswith("_res_proj"):
             return noise * (0.7 / shape[-1] ** 0.5)
         raise KeyError(f"no rule for the values of '{short}'")
 
     def _dt_bias(self, noise: F64, rng: np.random.Generator) -> F64:
-        """Time constants from a few tokens to a few hundred."""
+        """Time constants from one token to a hundred or more."""
         if self._config.gate_lower_bound is not None:
             return -2.5 + 1.5 * noise
-        decay: F64 = np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), noise.shape))
+        decay: F64 = np.exp(rng.uniform(np.log(1e-2), np.log(1.0), noise.shape))
         return np.log(np.expm1(decay))
 
     def _codes(self, plan: TensorPlan, rng: np.random.Generator) -> Iterator[NDArray[Any]]:
@@ -146,28 +169,14 @@ class SyntheticWeights:
         wanted = 127 + np.log2(std / _CODE_RMS) + _ROW_SPREAD * rng.standard_normal((rows, 1))
         base = np.floor(wanted + rng.random((rows, 1))).astype(np.int16)
         steps = self._scale_steps[_random_words(rng, rows * groups)].reshape(rows, groups)
-        return np.clip(base + steps, 1, 252).astype(np.uint8)
-
-
-# How strongly a matrix speaks, as a multiple of the gain that keeps the scale of its input.
-_MATRIX_GAINS = {
-    "lm_head": 2.0,
-    "o_proj": 0.6,
-    "down_proj": 1.0,
-    "shared_down": 0.8,
-    "latent_up": 0.4,
-    "f_b_proj": 1.0,
-}
+        scales: NDArray[np.uint8] = np.clip(base + steps, 1, 252).astype(np.uint8)
+        return scales
 
 
 def to_bf16(values: F32) -> NDArray[np.uint16]:
     """The nearest bfloat16, ties to even, as 16-bit words. Values must be finite."""
     words = np.ascontiguousarray(values).view(np.uint32)
     return ((words + (0x7FFF + ((words >> 16) & 1))) >> 16).astype(np.uint16)
-
-
-def _expert_gain(matrix: str) -> float:
-    return 1.0
 
 
 def _random_words(rng: np.random.Generator, count: int) -> NDArray[np.uint16]:
