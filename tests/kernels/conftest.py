@@ -100,7 +100,9 @@ class Make:
         if form == "bf16":
             data = (w.view(np.uint32) >> 16).astype("<u2").reshape(-1).view(np.uint8)
             return self.placed(Matrix(format="bf16", rows=rows, cols=cols, data=data), offset)
-        return self.placed(Matrix(format="f32", rows=rows, cols=cols, data=w.reshape(-1).view(np.uint8)), offset)
+        return self.placed(
+            Matrix(format="f32", rows=rows, cols=cols, data=w.reshape(-1).view(np.uint8)), offset
+        )
 
     def placed(self, matrix: Matrix, offset: int) -> Matrix:
         moved = {name: self._at(getattr(matrix, name), offset) for name in ("data", "scale")}
@@ -149,4 +151,3 @@ def op_fixture() -> Any:
         }
 
     return read
-

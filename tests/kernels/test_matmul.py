@@ -53,12 +53,12 @@ def test_nan_and_infinity_in_an_input_stay_in_its_row(form, native, reference, m
 
 
 @pytest.mark.parametrize("scale_byte", [0, 1, 126, 127, 254, 255])
-def test_every_code_with_the_extreme_scales_gives_the_reference(scale_byte, native, reference, make, same, multiply):
+def test_every_code_with_the_extreme_scales_gives_the_reference(
+    scale_byte, native, reference, make, same, multiply
+):
     matrix = make.matrix("mxfp4", 8, 32)
     data = np.arange(8 * 16, dtype=np.uint8) * 2 + np.arange(8).repeat(16).astype(np.uint8) % 2
-    matrix = type(matrix)(
-        format="mxfp4", rows=8, cols=32, data=data, scale=np.full(8, scale_byte, np.uint8)
-    )
+    matrix = type(matrix)(format="mxfp4", rows=8, cols=32, data=data, scale=np.full(8, scale_byte, np.uint8))
     x_TX = make.wild(4, 32)
     same(multiply(native, matrix, x_TX), multiply(reference, matrix, x_TX))
 

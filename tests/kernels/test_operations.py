@@ -32,7 +32,11 @@ def test_gated_head_norm(dim, native, reference, make, same):
 @pytest.mark.parametrize("channels", SIZES)
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5])
 def test_short_conv_and_its_tail(channels, num_tokens, native, reference, make, same):
-    u_TP, w_P4, tail_3P = make.normal(num_tokens, channels), make.normal(channels, 4), make.normal(3, channels)
+    u_TP, w_P4, tail_3P = (
+        make.normal(num_tokens, channels),
+        make.normal(channels, 4),
+        make.normal(3, channels),
+    )
     tails = tail_3P.copy(), tail_3P.copy()
     same(native.short_conv(u_TP, w_P4, tails[0]), reference.short_conv(u_TP, w_P4, tails[1]))
     same(*tails)
@@ -55,7 +59,9 @@ def kda_arrays(make, num_tokens, heads, key_dim, value_dim):
     }
 
 
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(1, 1), (16, 16), (5, 33), (33, 48), (32, 128), (128, 150)])
+@pytest.mark.parametrize(
+    ("key_dim", "value_dim"), [(1, 1), (16, 16), (5, 33), (33, 48), (32, 128), (128, 150)]
+)
 @pytest.mark.parametrize("num_tokens", [1, 2, 7])
 def test_kda_steps_and_the_state(key_dim, value_dim, num_tokens, native, reference, make, same):
     arrays = kda_arrays(make, num_tokens, 3, key_dim, value_dim)
@@ -101,7 +107,15 @@ MLA_DIMS = [(4, 8, 16, 32), (5, 3, 7, 33), (16, 8, 16, 95), (32, 64, 17, 128), (
 def test_mla_heads(form, dims, start, num_rows, native, reference, make, same):
     nope, rope, value, latent = dims
     kv_b, arrays = mla_arrays(
-        make, form=form, start=start, num_rows=num_rows, heads=3, nope=nope, rope=rope, value=value, latent=latent
+        make,
+        form=form,
+        start=start,
+        num_rows=num_rows,
+        heads=3,
+        nope=nope,
+        rope=rope,
+        value=value,
+        latent=latent,
     )
     same(mla(native, kv_b, arrays, value), mla(reference, kv_b, arrays, value))
 
@@ -184,7 +198,10 @@ def test_scores_that_are_not_finite_are_an_error_that_names_the_row(where, nativ
 @pytest.mark.parametrize("dim", SIZES)
 def test_situ_glu(linear_beta, dim, native, reference, make, same):
     gate_TF, up_TF = make.wild(3, dim, nan=True), make.wild(3, dim, nan=True)
-    same(native.situ_glu(gate_TF, up_TF, 4.0, linear_beta), reference.situ_glu(gate_TF, up_TF, 4.0, linear_beta))
+    same(
+        native.situ_glu(gate_TF, up_TF, 4.0, linear_beta),
+        reference.situ_glu(gate_TF, up_TF, 4.0, linear_beta),
+    )
 
 
 @pytest.mark.parametrize("name", ["silu_glu", "sigmoid_gate"])

@@ -1,0 +1,234 @@
+"""The self-check at load: small stored results of every operation, compared bit for bit.
+
+The inputs come from integer arithmetic and the expected results from `selfcheck.npy`, which
+`python -m twoends.kernels.selfcheck` writes with the reference. It takes a few milliseconds and finds a
+build that keeps the contract on the compiler's own terms (-ffast-math, contraction, flushed subnormals).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from twoends.errors import NotSound
+from twoends.kernels.ops import F32, Format, Matrix, Ops
+
+_FILE = Path(__file__).with_name("selfcheck.npy")
+# Both signs of zero, subnormals, the largest numbers.
+_SPECIAL = np.array([0.0, -0.0, 1e-40, -1e-44, 1.2e-38, 3e38, -3e38, 88.8, -103.5, 0.625], np.float32)
+
+
+class _Numbers:
+    """Numbers by counter, the same everywhere: the finaliser of splitmix64 over 1, 2, 3, ..."""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def bits(self, count: int) -> np.ndarray:
+        z = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
+        self._drawn += count
+        z *= np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+    def between(self, low: float, high: float, *shape: int) -> F32:
+        """24 random bits a number, so that sums must round."""
+        unit = (self.bits(math.prod(shape)) >> np.uint64(40)).astype(np.float64) / 2.0**24
+        return (low + (high - low) * unit).astype(np.float32).reshape(shape)
+
+    def some(self, *shape: int) -> F32:
+        return self.between(-2.0, 2.0, *shape)
+
+    def special(self, *shape: int) -> F32:
+        x = self.some(*shape).reshape(-1)
+        x[: _SPECIAL.size] = _SPECIAL
+        return x.reshape(shape)
+
+    def matrix(self, form: Format, rows: int, cols: int) -> Matrix:
+        """Weights at an odd address; all codes and the extreme scales of mxfp4."""
+        if form == "f32":
+            return Matrix(
+                format=form, rows=rows, cols=cols, data=self.some(rows, cols).reshape(-1).view(np.uint8)
+            )
+        data = np.empty(rows * cols * 2 + 1 if form == "bf16" else rows * cols // 2 + 1, np.uint8)[1:]
+        if form == "bf16":
+            upper = (self.some(rows, cols).view(np.uint32) >> 16).astype(np.uint16)
+            data[:] = upper.reshape(-1).view(np.uint8)
+            return Matrix(format=form, rows=rows, cols=cols, data=data)
+        data[:] = self.bits(data.size) & np.uint64(255)
+        scale = (self.bits(rows * cols // 32) % np.uint64(6) + np.uint64(120)).astype(np.uint8)
+        scale[:4] = (0, 1, 254, 255)
+        return Matrix(format=form, rows=rows, cols=cols, data=data, scale=scale)
+
+
+Case = tuple[str, str, Callable[[Ops], list[np.ndarray]]]
+
+
+def cases() -> Iterator[Case]:
+    """(operation, what was put in, how to run it) in a fixed order."""
+    numbers = _Numbers()
+    yield from _products(numbers)
+    yield from _attention(numbers)
+    yield from _rows(numbers)
+    yield from _gates(numbers)
+
+
+def _products(numbers: _Numbers) -> Iterator[Case]:
+    shapes: list[tuple[Format, int, int, int]] = [
+        ("bf16", 11, 97, 1),
+        ("bf16", 9, 64, 7),
+        ("bf16", 210, 1000, 1),
+        ("f32", 5, 70, 3),
+        ("mxfp4", 11, 96, 1),
+        ("mxfp4", 5, 160, 9),
+    ]
+    for form, rows, cols, inputs in shapes:
+        matrix, x_TX = numbers.matrix(form, rows, cols), numbers.special(inputs, cols)
+
+        def run(ops: Ops, matrix: Matrix = matrix, x_TX: F32 = x_TX) -> list[np.ndarray]:
+            out_TY = np.empty((x_TX.shape[0], matrix.rows), np.float32)
+            ops.matmul(matrix, x_TX, out_TY=out_TY, first_row=0)
+            return [out_TY]
+
+        yield "matmul", f"{form} {rows} x {cols}, {inputs} input rows", run
+
+
+def _attention(numbers: _Numbers) -> Iterator[Case]:
+    q, k, alpha = numbers.some(3, 2, 16), numbers.some(3, 2, 16), numbers.between(0.0, 1.0, 3, 2, 16)
+    v, beta, state = numbers.some(3, 2, 40), numbers.between(0.0, 1.0, 3, 2), numbers.some(2, 16, 40)
+
+    def kda(ops: Ops) -> list[np.ndarray]:
+        after = state.copy()
+        out = ops.kda_steps(q_THK=q, k_THK=k, v_THV=v, alpha_THK=alpha, beta_TH=beta, state_HKV=after)
+        return [out, after]
+
+    yield "kda_steps", "3 tokens, 2 heads of 16 x 40", kda
+    kv_b, queries, cache = numbers.matrix("bf16", 26, 40), numbers.some(3, 2, 13), numbers.some(21, 48)
+
+    def mla(ops: Ops) -> list[np.ndarray]:
+        out = np.empty((3, 2, 8), np.float32)
+        ops.mla_heads(
+            kv_b, q_THQ=queries, cache_CM=cache, start=18, first_head=0, num_heads=2, scale=0.3, out_THV=out
+        )
+        return [out]
+
+    yield "mla_heads", "3 rows after 18 positions, 2 heads, latent 40 + 8", mla
+
+
+def _rows(numbers: _Numbers) -> Iterator[Case]:
+    x, w, gate, w4 = numbers.some(2, 3, 37), numbers.some(37), numbers.special(2, 3, 37), numbers.some(37, 4)
+    u, tail, a_log = numbers.some(2, 37), numbers.some(3, 37), numbers.some(3)
+    dt = numbers.some(3, 37)
+
+    def conv(ops: Ops) -> list[np.ndarray]:
+        after = tail.copy()
+        return [ops.short_conv(u, w4, after), after]
+
+    yield "rms_norm", "6 rows of 37", lambda ops: [ops.rms_norm(x, w, 1e-5)]
+    yield "l2_norm", "6 rows of 37", lambda ops: [ops.l2_norm(x, 0.3)]
+    yield "gated_head_norm", "6 rows of 37", lambda ops: [ops.gated_head_norm(x, w, gate, 1e-5)]
+    yield "short_conv", "2 tokens, 37 channels", conv
+    yield "kda_decay", "bounded, 2 x 3 x 37", lambda ops: [ops.kda_decay(x * 9, dt, a_log, -5.0)]
+    yield "kda_decay", "softplus, 2 x 3 x 37", lambda ops: [ops.kda_decay(x * 9, dt, a_log, None)]
+    yield (
+        "attnres_mix",
+        "3 sources, 2 rows of 37",
+        lambda ops: [ops.attnres_mix(x.reshape(3, 2, 37), w, 1e-5)],
+    )
+    yield "combine", "2 rows, 3 ranks of 37", lambda ops: [ops.combine(x, a_log[None].repeat(2, axis=0))]
+
+
+def _gates(numbers: _Numbers) -> Iterator[Case]:
+    gate, up = numbers.special(5, 37), numbers.special(5, 37) * np.float32(3)
+    logits, bias = numbers.some(3, 50), numbers.some(50)
+    logits[0, 20:30] = 0.5
+    bias[20:30] = 0.25
+
+    yield "sigmoid", "special values", lambda ops: [ops.sigmoid(gate)]
+    yield "sigmoid_gate", "special values", lambda ops: [ops.sigmoid_gate(up, gate)]
+    yield "silu_glu", "special values", lambda ops: [ops.silu_glu(gate, up)]
+    yield "situ_glu", "beta 4", lambda ops: [ops.situ_glu(gate, up, 4.0, None)]
+    yield "situ_glu", "beta 4, linear beta 25", lambda ops: [ops.situ_glu(gate, up, 4.0, 25.0)]
+    yield "route", "3 rows, 6 of 50, ties", lambda ops: list(ops.route(logits, bias, 6, True, 2.5))
+    yield "route", "not renormalised", lambda ops: list(ops.route(logits, bias, 6, False, 2.5))
+
+
+def results(ops: Ops) -> np.ndarray:
+    """Every case's results one after another, as float32 (expert ids are small and exact)."""
+    with np.errstate(all="ignore"):
+        return np.concatenate([_flat(run(ops)) for _, _, run in cases()])
+
+
+def _flat(arrays: list[np.ndarray]) -> F32:
+    return np.concatenate([a.reshape(-1).astype(np.float32) for a in arrays])
+
+
+def stored_vectors() -> F32:
+    """The reference's results, as the package carries them."""
+    return np.asarray(np.load(_FILE))
+
+
+def check(ops: Ops, *, vectors: F32, built_by: str) -> None:
+    """Raises NotSound at the first result of `ops` that differs from `vectors` in a bit."""
+    start = 0
+    for name, case, run in cases():
+        with np.errstate(all="ignore"):
+            got = _flat(run(ops))
+        expected = vectors[start : start + got.size]
+        start += got.size
+        differs = (got.view(np.int32) != expected.view(np.int32)) & ~(np.isnan(got) & np.isnan(expected))
+        if differs.any():
+            index = int(np.argmax(differs))
+            place = f"{case}, element {index}"
+            raise _difference(name, place, got[index], expected[index], built_by)
+    assert start == vectors.size, f"selfcheck.npy holds {vectors.size} numbers, the cases give {start}"
+
+
+def _difference(name: str, place: str, got: np.float32, expected: np.float32, built_by: str) -> NotSound:
+    return NotSound(
+        f"the native '{name}' differs from the reference, so runs would not be reproducible.",
+        evidence=[
+            ("case", place),
+            ("native", short_hex(got)),
+            ("reference", short_hex(expected), _distance(got, expected)),
+            ("built by", built_by),
+        ],
+        remedies=[
+            "A compiler that reorders, fuses or flushes does this; the order is part of the contract",
+            "(docs/contracts.md).",
+            "Rebuild with the project's flags:   make native",
+            "Or run slower and right:            twoends run MODEL --kernels reference",
+        ],
+    )
+
+
+def short_hex(x: np.float32) -> str:
+    """A binary32 number in hexadecimal without the digits that binary64 would add."""
+    text = float(x).hex()
+    if "p" not in text:
+        return text
+    digits, exponent = text.split("p")
+    return f"{digits.rstrip('0').rstrip('.')}p{exponent}"
+
+
+def _distance(got: np.float32, expected: np.float32) -> str:
+    if not (np.isfinite(got) and np.isfinite(expected)):
+        return ""
+    steps = abs(_ordered(got) - _ordered(expected))
+    return "one unit in the last place" if steps == 1 else f"{steps} units in the last place"
+
+
+def _ordered(x: np.float32) -> int:
+    """Consecutive integers for consecutive binary32 numbers."""
+    bits = int(x.view(np.int32))
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+
+
+if __name__ == "__main__":
+    from twoends.kernels.reference import reference_ops
+
+    np.save(_FILE, results(reference_ops()))
