@@ -43,7 +43,7 @@ def choose(*, threads: int | None, isa: str | None, kernels: Literal["native", "
     if kernels == "reference":
         if isa is not None:
             raise OptionError(
-                f"TWOENDS_ISA={isa} chooses among the native kernels, but --kernels reference asks for numpy's."
+                f"TWOENDS_ISA={isa} chooses among native kernels, but --kernels reference asks for numpy's."
             )
         return _reference("numpy, as asked")
     if importlib.util.find_spec(MODULE) is None:

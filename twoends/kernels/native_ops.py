@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,8 @@ def native_ops(isa: str, threads: int) -> Ops:
     `choose` turns both into something a user can act on. Arrays must be float32 and C-contiguous: the
     module refuses anything else (TypeError) rather than convert it.
     """
-    from twoends.kernels import _native
-
-    return ops_of(_native.Kernels(isa, threads))
+    module = importlib.import_module("twoends.kernels._native")
+    return ops_of(module.Kernels(isa, threads))
 
 
 def ops_of(kernels: Any) -> Ops:
