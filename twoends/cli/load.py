@@ -1,0 +1,71 @@
+"""What comes before any weight is read: the checkpoint, its tokenizer, the kernels, the budget."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+from pathlib import Path
+
+from twoends.cli.command import Values
+from twoends.engine.memory import available_bytes
+from twoends.engine.open import Checkpoint
+from twoends.errors import CheckpointError, OptionError
+from twoends.generate.tokenizer import Tokenizer
+from twoends.generate.tokenizer_files import RANK_FILE
+from twoends.kernels.choose import Choice, choose
+
+# What of the available memory is taken when no budget is named.
+_DEFAULT_RAM_SHARE = 0.8
+_PATH_STARTS = ("/", "./", "../", "~")
+
+
+def bundled_model() -> Path:
+    """The directory of the checkpoint that ships with the package. Raises CheckpointError."""
+    place = importlib.resources.files("twoends") / "assets" / "nano"
+    if isinstance(place, Path) and (place / "config.json").is_file():
+        return place
+    raise CheckpointError(
+        "the checkpoint that ships with twoends is not in this installation.",
+        evidence=[("expected", str(place / "config.json")), ("found", "no such file")],
+        remedies=[
+            'Name a checkpoint\'s directory:   twoends run MODEL "prompt"',
+            "Or write a synthetic one:        twoends tiny DIR --preset nano",
+        ],
+    )
+
+
+def model_and_prompt(first: str | None, second: str | None, *, no_prompt: bool) -> tuple[Path, str | None]:
+    """What one or two words mean: MODEL and PROMPT, MODEL alone, or PROMPT for the shipped model.
+
+    One word is the model if it is a directory or if there is no place for a prompt (`no_prompt`).
+    Raises OptionError for a word that looks like a path and is none.
+    """
+    if first is None:
+        return bundled_model(), None
+    if second is not None or no_prompt or Path(first).is_dir():
+        return Path(first), second
+    if first.startswith(_PATH_STARTS) and not any(c.isspace() for c in first):
+        raise OptionError(
+            f"there is no directory {first}.",
+            remedies=["To use it as a prompt, name the model as well:  twoends run MODEL PROMPT"],
+        )
+    return bundled_model(), first
+
+
+def open_tokenizer(checkpoint: Checkpoint, *, needed: bool) -> Tokenizer | None:
+    """The checkpoint's tokenizer; None if it has none and none is `needed`. Raises TokenizerError."""
+    if not needed and not (checkpoint.directory / RANK_FILE).exists():
+        return None
+    return Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
+
+
+def choose_kernels(values: Values) -> Choice:
+    """The kernels that --threads, --kernels and TWOENDS_ISA ask for."""
+    return choose(threads=values.threads, isa=os.environ.get("TWOENDS_ISA"), kernels=values.kernels)
+
+
+def budget_bytes(values: Values) -> int:
+    """--ram, or most of what is available now."""
+    if values.ram is not None:
+        return int(values.ram)
+    return int(available_bytes() * _DEFAULT_RAM_SHARE)

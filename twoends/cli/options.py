@@ -1,0 +1,42 @@
+"""Options that several commands have, each said once."""
+
+from __future__ import annotations
+
+from twoends.cli.command import Option, real_number, whole_number
+from twoends.units import parse_bytes
+
+RAM = Option(
+    flag="--ram",
+    value="SIZE",
+    convert=parse_bytes,
+    help="memory of the whole process, like 8GB or 600MB (80 % of what is available)",
+)
+THREADS = Option(
+    flag="--threads",
+    value="N",
+    convert=whole_number(least=1),
+    help="threads that compute (all cores that this process may use)",
+)
+CHUNK = Option(
+    flag="--chunk",
+    value="N",
+    convert=whole_number(least=1),
+    help="prompt tokens in one pass over the weights (from the budget, 64 at most)",
+)
+CONTEXT = Option(
+    flag="--context",
+    value="N",
+    convert=whole_number(least=1),
+    help="room for this many tokens (what this run needs)",
+)
+LATENT_EPS = Option(
+    flag="--latent-eps",
+    value="X",
+    convert=real_number,
+    help="epsilon of the norms inside MLA, where another engine's is to be matched (1e-6)",
+)
+KERNELS = Option(
+    flag="--kernels",
+    choices=("native", "reference"),
+    help="C++ kernels, or the numpy ones that define them (native where built)",
+)
