@@ -18,7 +18,7 @@ _PIECE_BYTES = 1 << 20
 # No name, and no metadata, is longer than this many characters.
 _MAX_ITEM = 1 << 21
 _HASH_MASK = (1 << 64) - 1
-_STRING = r'"((?:[^"\\]|\\.)*)"'
+_STRING = r'"([^"\\]*(?:\\.[^"\\]*)*)"'
 _PAIR = re.compile(rf"\s*{_STRING}\s*:\s*{_STRING}\s*([,}}])")
 _KEY = re.compile(rf"\s*{_STRING}\s*:\s*(?=\S)")
 _OPEN = re.compile(r"\s*\{")
@@ -121,10 +121,16 @@ class _Scanner:
         if self._match(_CLOSE) is not None:
             return {}
         while True:
-            match = self._take(_PAIR, "'tensor': 'shard'")
-            pair(self._word(match.group(1)), self._word(match.group(2)))
-            if match.group(3) == "}":
-                return {}
+            # Half a million pairs: the scanner walks one piece without slicing it.
+            escaped = "\\" in self._text
+            for match in iter(_PAIR.scanner(self._text, self._at).match, None):  # type: ignore[attr-defined]
+                name, shard, after = match.groups()
+                pair(self._word(name) if escaped else name, self._word(shard) if escaped else shard)
+                self._at = match.end()
+                if after == "}":
+                    return {}
+            if len(self._text) - self._at > _MAX_ITEM or not self._more():
+                raise self._unexpected("'tensor': 'shard'")
 
     def _small_object(self) -> dict[str, Any]:
         """The metadata: whole in the buffer, or the file is not an index."""
@@ -144,11 +150,14 @@ class _Scanner:
         match = self._match(pattern)
         while match is None:
             if len(self._text) - self._at > _MAX_ITEM or not self._more():
-                near = self._text[self._at : self._at + 40]
-                what = "it ends" if not near.strip() else f"{near!r} stands"
-                raise _not_an_index(self._path, f"{what} where {expected} should be")
+                raise self._unexpected(expected)
             match = self._match(pattern)
         return match
+
+    def _unexpected(self, expected: str) -> CheckpointError:
+        near = self._text[self._at : self._at + 40]
+        what = "it ends" if not near.strip() else f"{near!r} stands"
+        return _not_an_index(self._path, f"{what} where {expected} should be")
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         match = pattern.match(self._text, self._at)

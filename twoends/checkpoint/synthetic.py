@@ -141,13 +141,14 @@ class SyntheticWeights:
         if short == "dt_bias":
             return self._dt_bias(noise, rng)
         if short.endswith("_conv"):
-            last_tap = np.arange(shape[-1]) == shape[-1] - 1
-            return noise * 0.25 + last_tap
+            taps: F64 = 0.25 * noise + (np.arange(shape[-1]) == shape[-1] - 1)
+            return taps
         if short == "router_bias":
             noise -= noise.mean()
             return noise * 0.03
         if short.endswith("_res_proj"):
-            return noise * (0.7 / shape[-1] ** 0.5)
+            noise *= 0.7 / shape[-1] ** 0.5
+            return noise
         raise KeyError(f"no rule for the values of '{short}'")
 
     def _dt_bias(self, noise: F64, rng: np.random.Generator) -> F64:
