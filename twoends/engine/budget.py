@@ -216,11 +216,12 @@ def _round_up(num_bytes: int) -> str:
 def _fixed_rows(
     config: ModelConfig, index: CheckpointIndex, program_bytes: int, context_tokens: int, backend_bytes: int
 ) -> tuple[Row, ...]:
-    program = program_bytes + PROGRAM_SLACK_BYTES + backend_bytes
+    spare = PROGRAM_SLACK_BYTES + backend_bytes
+    program = program_bytes + spare
     per_token = cache_bytes_per_token(config)
     kda_layers = config.num_layers - len(config.mla_layers)
     return (
-        Row(name="program", num_bytes=align_up(program), remark="measured before any weight is read"),
+        Row(name="program", num_bytes=align_up(program), remark=f"measured; {spare / 1e6:.0f} MB to spare"),
         Row(
             name="recurrent state",
             num_bytes=align_up(recurrent_bytes(config)),
@@ -252,7 +253,7 @@ def _scratch_row(config: ModelConfig, chunk: int) -> Row:
     return Row(
         name="activations",
         num_bytes=align_up(scratch_bytes(config, chunk)),
-        remark=f"{chunk} tokens at a time",
+        remark="one token at a time" if chunk == 1 else f"{chunk} tokens at a time",
     )
 
 
