@@ -13,9 +13,8 @@ from twoends.engine.open import OpenModel
 from twoends.generate.stream import Piece
 from twoends.units import format_bytes, format_duration, format_rate
 
-# A pass that ends sooner needs no live line, and none is drawn more often than this.
+# A pass that ends sooner needs no live line.
 _DRAW_AFTER_S = 0.3
-_DRAW_EVERY_S = 0.1
 _SLOW_PASS_S = 2.0
 _LINE_COLUMNS = 79
 _BAR_CELLS = range(6, 21)
@@ -35,8 +34,6 @@ class RunProgress:
         self._screen, self._model, self._clock = screen, model, clock
         self._num_new, self._num_done = num_new, 0
         self._what = "prompt"
-        self._drawn_at = 0.0
-        self._is_first_pass = True
         self._begin_pass()
 
     def prefill(self, done: int, total: int) -> None:
@@ -45,12 +42,10 @@ class RunProgress:
         self._end_pass()
 
     def layer(self, done: int) -> None:
-        """A layer is finished: draws, now and then."""
+        """A layer is finished."""
         now = self._clock()
-        if now - self._began < _DRAW_AFTER_S or now - self._drawn_at < _DRAW_EVERY_S:
-            return
-        self._drawn_at = now
-        self._screen.live(self._line(done, now))
+        if now - self._began >= _DRAW_AFTER_S:
+            self._screen.live(self._line(done, now))
 
     def token(self, token_id: int, piece: Piece) -> None:
         """An id was chosen; after the first pass that was the prompt's, so each id ends one."""
@@ -79,7 +74,6 @@ class RunProgress:
             self._screen.note(
                 f"  {self._what}   {format_duration(took_s)}   {format_bytes(read)} read   {rate}"
             )
-        self._is_first_pass = False
         self._begin_pass()
 
     def _line(self, done: int, now: float) -> str:

@@ -10,11 +10,13 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from typing import TextIO
 
 COLUMNS = 80
 _BAR_CELLS = 10
+_DRAW_EVERY_S = 0.1
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33"}
 
 # The live line stands one row below the text. Index and reverse index (ESC D, ESC M) keep the column
@@ -31,6 +33,7 @@ class Screen:
         self.out, self.err = out, err
         self.colour, self.is_live, self.quiet = colour, is_live and not quiet, quiet
         self._live_shown = False
+        self._drawn_at = 0.0
         self._text_on_terminal = out.isatty()
         self._ended_line = True
 
@@ -82,8 +85,10 @@ class Screen:
         self.err.flush()
 
     def live(self, text: str) -> None:
-        """Draws the live line, in place of the one before."""
-        if self.is_live:
+        """Draws the live line, in place of the one before; ten times a second at most."""
+        now = time.monotonic()
+        if self.is_live and now - self._drawn_at >= _DRAW_EVERY_S:
+            self._drawn_at = now
             width = shutil.get_terminal_size((COLUMNS, 24)).columns - 1
             shown = self.paint(text[:width], "dim")
             self.err.write(f"{_MAKE_ROOM}{_DOWN}{shown}{_BACK}")
