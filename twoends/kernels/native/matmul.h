@@ -17,6 +17,7 @@ struct ScaleTable {
   }
 };
 static constexpr ScaleTable kScales;
+constexpr size_t kLineBytes = 64;
 
 TWOENDS_INLINE f32x16 scale_of(uint8_t byte) {
   float s;
@@ -38,12 +39,14 @@ TWOENDS_INLINE void plain_step(const uint8_t* const (&w)[R], const float* x, siz
   }
 }
 
+// `ahead`: how far behind the rows at work lie the bytes that are fetched meanwhile, in the order of memory. The
+// rows of a block are far apart, which no hardware prefetcher follows; the matrix as a whole is one stream.
 template <class W, int R, int T>
-inline void plain_block(const MatmulJob& job, size_t row, size_t first_x) {
+inline void plain_block(const MatmulJob& job, size_t row, size_t first_x, size_t ahead) {
   const size_t cols = job.w.cols, whole = cols / kGroup, x_stride = groups_of(cols) * kGroup;
   const size_t row_bytes = cols * W::element_bytes;
   const float* x = job.x_split + first_x * x_stride;
-  const uint8_t* w[R];
+  const uint8_t *w[R], *coming = job.w.data + row * row_bytes + ahead;
   f32x16 acc[R][T];
   TWOENDS_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -55,6 +58,9 @@ inline void plain_block(const MatmulJob& job, size_t row, size_t first_x) {
     plain_step<W, R, T>(w, x + g * kGroup, x_stride, acc);
     TWOENDS_UNROLL
     for (int r = 0; r < R; ++r) w[r] += kGroup * W::element_bytes;
+    TWOENDS_UNROLL
+    for (size_t line = 0; line < R * kGroup * W::element_bytes; line += kLineBytes) prefetch(coming + line);
+    coming += R * kGroup * W::element_bytes;
   }
   if (cols % kGroup != 0) {
     for (int r = 0; r < R; ++r) {
@@ -73,10 +79,27 @@ inline void plain_block(const MatmulJob& job, size_t row, size_t first_x) {
 
 // MXFP4: p on the unscaled values, then one fma with the scale of the group.
 template <int R, int T>
-inline void mxfp4_block(const MatmulJob& job, size_t row, size_t first_x) {
+TWOENDS_INLINE void mxfp4_step(const uint8_t* const (&w)[R], const uint8_t* const (&scale)[R], size_t g,
+                               const float* x, size_t x_stride, f32x16 (&acc)[R][T]) {
+  TWOENDS_UNROLL
+  for (int r = 0; r < R; ++r) {
+    f32x16 even, odd;
+    mxfp4(w[r] + g * kLanes, even, odd);
+    const f32x16 s = scale_of(scale[r][g]);
+    TWOENDS_UNROLL
+    for (int t = 0; t < T; ++t) {
+      const float* xg = x + t * x_stride + g * kGroup;
+      const f32x16 p = fma(odd, load(xg + kLanes), even * load(xg));
+      acc[r][t] = fma(p, s, acc[r][t]);
+    }
+  }
+}
+
+template <int R, int T>
+inline void mxfp4_block(const MatmulJob& job, size_t row, size_t first_x, size_t ahead) {
   const size_t groups = job.w.cols / kGroup, x_stride = job.w.cols;
   const float* x = job.x_split + first_x * x_stride;
-  const uint8_t *w[R], *scale[R];
+  const uint8_t *w[R], *scale[R], *coming = job.w.data + row * groups * kLanes + ahead;
   f32x16 acc[R][T];
   TWOENDS_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -85,27 +108,22 @@ inline void mxfp4_block(const MatmulJob& job, size_t row, size_t first_x) {
     TWOENDS_UNROLL
     for (int t = 0; t < T; ++t) acc[r][t] = zero();
   }
-  for (size_t g = 0; g < groups; ++g) {
+  size_t g = 0;
+  for (; g + 4 <= groups; g += 4) {
     TWOENDS_UNROLL
-    for (int r = 0; r < R; ++r) {
-      f32x16 even, odd;
-      mxfp4(w[r] + g * kLanes, even, odd);
-      const f32x16 s = scale_of(scale[r][g]);
-      TWOENDS_UNROLL
-      for (int t = 0; t < T; ++t) {
-        const float* xg = x + t * x_stride + g * kGroup;
-        const f32x16 p = fma(odd, load(xg + kLanes), even * load(xg));
-        acc[r][t] = fma(p, s, acc[r][t]);
-      }
-    }
+    for (int u = 0; u < 4; ++u) mxfp4_step<R, T>(w, scale, g + u, x, x_stride, acc);
+    TWOENDS_UNROLL
+    for (int r = 0; r < R; ++r) prefetch(coming + r * kLineBytes);
+    coming += R * kLineBytes;
   }
+  for (; g < groups; ++g) mxfp4_step<R, T>(w, scale, g, x, x_stride, acc);
   for (int t = 0; t < T; ++t)
     for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r] = reduce(acc[r][t]);
 }
 
 // Rows and inputs of a block: as many sums as the registers hold.
 #if defined(TWOENDS_USE_AVX512)
-constexpr int kRows = 4, kInputs = 5, kSingleRows = 8, kPackedRows = 2, kPackedInputs = 8, kPackedSingleRows = 1;
+constexpr int kRows = 4, kInputs = 5, kSingleRows = 8, kPackedRows = 2, kPackedInputs = 8, kPackedSingleRows = 2;
 #elif defined(TWOENDS_USE_NEON)
 constexpr int kRows = 2, kInputs = 2, kSingleRows = 4, kPackedRows = 1, kPackedInputs = 4, kPackedSingleRows = 1;
 #else
@@ -114,42 +132,47 @@ constexpr int kRows = 2, kInputs = 2, kSingleRows = 4, kPackedRows = 1, kPackedI
 // Rows that stay in the cache while all inputs pass by.
 constexpr size_t kStripeRows = 16;
 
+
 struct PlainBf16 {
   template <int R, int T>
-  static void block(const MatmulJob& job, size_t row, size_t x) {
-    plain_block<Bf16, R, T>(job, row, x);
+  static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
+    plain_block<Bf16, R, T>(job, row, x, ahead);
   }
   static constexpr int rows = kRows, inputs = kInputs, single_rows = kSingleRows;
+  static constexpr size_t ahead = 65536;
 };
 struct PlainF32 {
   template <int R, int T>
-  static void block(const MatmulJob& job, size_t row, size_t x) {
-    plain_block<F32, R, T>(job, row, x);
+  static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
+    plain_block<F32, R, T>(job, row, x, ahead);
   }
   static constexpr int rows = kRows, inputs = kInputs, single_rows = kSingleRows;
+  static constexpr size_t ahead = 65536;
 };
 struct Packed {
   template <int R, int T>
-  static void block(const MatmulJob& job, size_t row, size_t x) {
-    mxfp4_block<R, T>(job, row, x);
+  static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
+    mxfp4_block<R, T>(job, row, x, ahead);
   }
   static constexpr int rows = kPackedRows, inputs = kPackedInputs, single_rows = kPackedSingleRows;
+  static constexpr size_t ahead = 16384;
 };
 
 // T inputs (at most K::inputs) against rows begin .. end - 1.
 template <class K, int R, int T>
-inline void sweep(const MatmulJob& job, size_t begin, size_t end, size_t x) {
+inline void sweep(const MatmulJob& job, size_t begin, size_t end, size_t x, size_t ahead) {
   size_t row = begin;
-  for (; row + R <= end; row += R) K::template block<R, T>(job, row, x);
-  for (; row < end; ++row) K::template block<1, T>(job, row, x);
+  for (; row + R <= end; row += R) K::template block<R, T>(job, row, x, ahead);
+  for (; row < end; ++row) K::template block<1, T>(job, row, x, ahead);
 }
 
 template <class K, int T>
-inline void sweep_inputs(const MatmulJob& job, size_t begin, size_t end, size_t x, size_t count) {
+inline void sweep_inputs(const MatmulJob& job, size_t begin, size_t end, size_t x, size_t count,
+                         size_t ahead) {
   if (count == (size_t)T)
-    sweep<K, T == 1 ? K::single_rows : K::rows, T>(job, begin, end, x);
+    sweep<K, T == 1 ? K::single_rows : K::rows, T>(job, begin, end, x, ahead);
   else if constexpr (T > 1)
-    sweep_inputs<K, T - 1>(job, begin, end, x, count);
+    sweep_inputs<K, T - 1>(job, begin, end, x, count, ahead);
 }
 
 template <class K>
@@ -158,7 +181,7 @@ inline void matmul_rows(const MatmulJob& job, size_t begin, size_t end) {
   for (size_t first = begin; first < end; first += stripe) {
     const size_t last = smaller(first + stripe, end);
     for (size_t x = 0; x < job.num_x; x += K::inputs)
-      sweep_inputs<K, K::inputs>(job, first, last, x, smaller(K::inputs, job.num_x - x));
+      sweep_inputs<K, K::inputs>(job, first, last, x, smaller(K::inputs, job.num_x - x), x == 0 ? K::ahead : 0);
   }
 }
 

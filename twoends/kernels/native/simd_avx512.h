@@ -103,7 +103,8 @@ inline double reduce(f64x16 a) {
   return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
-inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+// Towards the second-level cache.
+inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 }  // namespace TWOENDS_ISA
 }  // namespace twoends
