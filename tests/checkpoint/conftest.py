@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from twoends.checkpoint.tiny import write_tiny
+
+# pytest's importlib mode adds no path; handmade_shards.py is shared by two test files.
+sys.path.insert(0, str(Path(__file__).parent))
+
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or leaves an index in the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +42,25 @@ def k3_raw(shared_data: Path) -> dict[str, Any]:
 def kimi_linear_raw(shared_data: Path) -> dict[str, Any]:
     """The released config.json of Kimi-Linear."""
     return json.loads((shared_data / "kimi-linear" / "config.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def nano_k3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A nano checkpoint in Kimi K3's layout; not to be changed."""
+    directory = tmp_path_factory.mktemp("nano-k3")
+    write_tiny(directory, preset="nano")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def nano_kimi_linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A nano checkpoint in Kimi-Linear's layout; not to be changed."""
+    directory = tmp_path_factory.mktemp("nano-kimi-linear")
+    write_tiny(directory, preset="nano", family="kimi-linear")
+    return directory
+
+
+@pytest.fixture
+def k3_copy(nano_k3: Path, tmp_path: Path) -> Path:
+    """A nano Kimi K3 checkpoint that a test may damage."""
+    return Path(shutil.copytree(nano_k3, tmp_path / "model"))

@@ -197,7 +197,8 @@ def _shard_files(directory: Path) -> tuple[Path, ...]:
         raise CheckpointError(
             f"{directory} is not a directory.", remedies=["MODEL is a checkpoint's directory."]
         )
-    shards = tuple(sorted(directory.glob("*.safetensors")))
+    # A link to a file that is gone counts as missing.
+    shards = tuple(sorted(path for path in directory.glob("*.safetensors") if path.is_file()))
     if (directory / INDEX_NAME).exists() or [path.name for path in shards] == [SINGLE_NAME]:
         return shards
     found = ", ".join(path.name for path in shards[:4]) + (", ..." if len(shards) > 4 else "")
