@@ -102,6 +102,7 @@ class LayerWeights:
     def __init__(self, window: Window, entries: dict[str, tuple[int, Entry]]) -> None:
         self._window, self._entries = window, entries
         self._vectors: dict[str, F32] = {}
+        self._kept: dict[str, list[tuple[int, Matrix]]] = {}
 
     def __enter__(self) -> LayerWeights:
         """Takes the small tensors, which are the first entry of the layer."""
@@ -129,15 +130,23 @@ class LayerWeights:
         return entry.rows
 
     def panels(self, name: str) -> Iterator[tuple[int, Matrix]]:
-        """The matrix, panel by panel; each is gone at the next."""
+        """The matrix, panel by panel; each is gone at the next, unless it is pinned."""
+        kept = self._kept.get(name)
+        if kept is not None:
+            yield from kept
+            return
         entry_id, entry = self._entries[name]
         assert isinstance(entry, MatrixEntry)
+        given: list[tuple[int, Matrix]] = []
         for k in range(entry.num_panels):
             panel, buffer = self._window.take(entry_id, k)
             span = panel.ranges[0]
             head = span.offset % PAGE
-            yield panel.first_row, entry.matrix(panel, buffer[head : head + span.num_bytes])
+            given.append((panel.first_row, entry.matrix(panel, buffer[head : head + span.num_bytes])))
+            yield given[-1]
             self._window.release()
+        if self._window.is_resident(entry_id):
+            self._kept[name] = given
 
 
 def embedding_room(index: CheckpointIndex) -> int:

@@ -52,6 +52,7 @@ class Window:
         # Pinned panels whose read was started, and those that have been taken once and stay.
         self._asked: set[tuple[int, int]] = set()
         self._loaded: set[tuple[int, int]] = set()
+        self._num_panels = sum(entry.num_panels for entry in entries)
         self._flights: deque[_Flight] = deque()
         self._next = (0, 0)
         self._passes_left = 0
@@ -64,6 +65,8 @@ class Window:
 
     def allow_passes(self, count: int) -> None:
         """Lets read-ahead run through `count` more whole passes, and no further."""
+        if len(self._asked) == self._num_panels:
+            return
         self._passes_left += count
         self._read_ahead()
 
@@ -73,6 +76,8 @@ class Window:
         if pin >= 0 and (entry_id, k) in self._loaded:
             panel = self._entries[entry_id].panel(k)
             return panel, self._pins.bytes_[pin : pin + panel.room]
+        if not self._flights and not self._passes_left:
+            self._passes_left = 1
         self._read_ahead()
         flight = self._flights.popleft()
         assert (flight.entry_id, flight.k) == (entry_id, k), "panels must be asked for in the order of use"

@@ -1,0 +1,137 @@
+"""The first promise: the same bits of every logit at every budget, thread count, CPU, chunk, policy, break.
+
+The reference case runs in ample memory on one thread in plain C++ with the whole prompt as one
+chunk; every other case must give its ids and the digest of its binary32 logits at every position.
+Released buffers are overwritten with NaN patterns throughout.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.support.backends import native_isas
+from tests.support.running import PROMPT, make_ops, run
+from twoends.generate.sampler import Sampling
+
+FAMILIES = ("kimi-k3", "kimi-linear")
+BUDGETS = ("floor", 0.1, "ample")
+CHUNKS = (1, 3, 64, len(PROMPT))
+POLICIES = ("decayed", "lru")
+LONG = 200
+SHORT = 6
+
+pytestmark = pytest.mark.skipif(not native_isas(), reason="the native kernels are not built")
+
+
+@pytest.fixture(scope="module")
+def expected(nano_checkpoints):
+    """family -> the reference run of LONG tokens."""
+    return {
+        family: run(checkpoint, ops=make_ops("plain"), num_new=LONG, chunk=len(PROMPT))
+        for family, checkpoint in nano_checkpoints.items()
+    }
+
+
+def assert_same(found, expected):
+    count = len(found.ids)
+    assert found.ids == expected.ids[:count]
+    assert found.digests == expected.digests[:count]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("isa", native_isas())
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_combination_gives_the_same_logits(
+    request, nano_checkpoints, expected, tmp_path, family, isa, threads
+):
+    """Budgets, chunks, policies and a session break in every combination, SHORT tokens each.
+
+    All 48 on the widest instruction set with two threads; on the others every fifth, which meets
+    each pair of values, unless --matrix=full asks for all (as CI does).
+    """
+    cases = list(itertools.product(BUDGETS, CHUNKS, POLICIES, (None, 3)))
+    if request.config.getoption("--matrix") != "full" and (isa, threads) != (native_isas()[0], 2):
+        cases = cases[threads::5]
+    ops = make_ops(isa, threads)
+    for budget, chunk, policy, save_after in cases:
+        found = run(
+            nano_checkpoints[family],
+            ops=ops,
+            num_new=SHORT,
+            budget=budget,
+            chunk=chunk,
+            policy=policy,
+            save_after=save_after,
+            tmp_path=tmp_path,
+        )
+        assert_same(found, expected[family])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("isa", native_isas())
+@pytest.mark.parametrize(
+    ("budget", "chunk", "policy", "save_after"),
+    [("floor", 3, "decayed", None), (0.1, 64, "lru", 77), ("ample", 1, "decayed", 150)],
+)
+def test_long_runs_stay_the_same(
+    nano_checkpoints, expected, tmp_path, family, isa, budget, chunk, policy, save_after
+):
+    found = run(
+        nano_checkpoints[family],
+        ops=make_ops(isa, 2),
+        num_new=LONG,
+        budget=budget,
+        chunk=chunk,
+        policy=policy,
+        save_after=save_after,
+        tmp_path=tmp_path,
+    )
+    assert_same(found, expected[family])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_numpy_definition_gives_the_same_logits(nano_checkpoints, expected, family):
+    found = run(nano_checkpoints[family], ops=make_ops("reference"), num_new=4, budget="floor", chunk=5)
+    assert_same(found, expected[family])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampled_text_is_the_same_at_every_budget_and_break(nano_checkpoints, tmp_path, family):
+    sampling = Sampling(temperature=0.9, top_p=0.95, seed=7)
+    checkpoint = nano_checkpoints[family]
+    plain = run(checkpoint, ops=make_ops("plain"), num_new=40, sampling=sampling)
+    other = run(
+        checkpoint,
+        ops=make_ops(native_isas()[0], 2),
+        num_new=40,
+        sampling=sampling,
+        budget="floor",
+        chunk=2,
+        save_after=13,
+        tmp_path=tmp_path,
+    )
+    assert_same(other, plain)
+    reseeded = run(
+        checkpoint, ops=make_ops("plain"), num_new=40, sampling=Sampling(temperature=0.9, top_p=0.95, seed=8)
+    )
+    assert reseeded.ids != plain.ids
+
+
+def test_the_axes_are_not_inert(nano_checkpoints, expected):
+    """Each choice changes what the engine does, or the matrix above would prove nothing."""
+    checkpoint = nano_checkpoints["kimi-k3"]
+    runs = {
+        budget: run(checkpoint, ops=make_ops("plain"), num_new=SHORT, budget=budget, chunk=3)
+        for budget in BUDGETS
+    }
+    reads = [runs[budget].counters.bytes_read for budget in BUDGETS]
+    assert reads[0] > reads[1] > reads[2]
+    assert runs["floor"].counters.expert_hits < runs["ample"].counters.expert_hits
+    lru = run(checkpoint, ops=make_ops("plain"), num_new=SHORT, budget=0.5, chunk=3, policy="lru")
+    decayed = run(checkpoint, ops=make_ops("plain"), num_new=SHORT, budget=0.5, chunk=3)
+    assert lru.counters.expert_hits != decayed.counters.expert_hits
+    whole = run(checkpoint, ops=make_ops("plain"), num_new=SHORT, budget="floor", chunk=len(PROMPT))
+    assert whole.counters.bytes_trunk < runs["floor"].counters.bytes_trunk
+    assert len(set(expected["kimi-k3"].ids)) > 20, "a model that repeats itself would hide a difference"

@@ -1,0 +1,128 @@
+"""Runs a tiny checkpoint through the real engine, with every choice that must not matter as an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.backends import native
+from twoends.engine.budget import Plan, make_plan
+from twoends.engine.files import read_at
+from twoends.engine.open import Checkpoint, OpenModel
+from twoends.engine.trace import Counters, Trace
+from twoends.generate.generator import Generator
+from twoends.generate.sampler import Sampling
+from twoends.generate.session import read_session, restore_state, save_session
+from twoends.generate.stream import TextStream
+from twoends.generate.tokenizer import Tokenizer
+from twoends.kernels.ops import Ops
+from twoends.kernels.reference import reference_ops
+
+PROMPT = [5, 17, 300, 42, 63, 0, 17, 9, 31, 255, 256, 511]
+
+
+class Silent:
+    """A Progress that draws nothing."""
+
+    def prefill(self, done, total):
+        pass
+
+    def layer(self, done):
+        pass
+
+    def token(self, token_id, piece):
+        pass
+
+    def rest(self, text):
+        pass
+
+
+@dataclass(slots=True)
+class Run:
+    """What a run gave, and what it did."""
+
+    ids: list[int] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    counters: Counters | None = None
+    plan: Plan | None = None
+
+
+def plan_of(checkpoint: Checkpoint, *, budget="ample", chunk=None, context=64) -> Plan:
+    """`budget` is "floor", "ample", bytes above the floor, or a share of the floor above it (float)."""
+
+    def make(ram_bytes):
+        return make_plan(
+            checkpoint.config,
+            checkpoint.index,
+            ram_bytes=ram_bytes,
+            program_bytes=0,
+            context_tokens=context,
+            chunk_tokens=chunk,
+        )
+
+    ample = make(10**12)
+    if budget == "ample":
+        return ample
+    floor = ample.floor_bytes
+    if budget == "floor":
+        return make(floor)
+    # The program's part of the floor is the same for every model, so a share is of the rest.
+    rest = sum(row.num_bytes for row in ample.floor_rows if row.name != "program")
+    return make(floor + round(budget * rest))
+
+
+def make_ops(isa: str, threads: int = 1) -> Ops:
+    return reference_ops() if isa == "reference" else native(isa, threads)
+
+
+def run(
+    checkpoint: Checkpoint,
+    *,
+    ops: Ops,
+    num_new: int,
+    budget="ample",
+    chunk=None,
+    policy="decayed",
+    sampling=None,
+    save_after: int | None = None,
+    tmp_path: Path | None = None,
+    prompt=PROMPT,
+    read=read_at,
+    trace: Path | None = None,
+) -> Run:
+    """`num_new` ids; with `save_after`, through a session file after so many of them."""
+    result = Run()
+    parts = [num_new] if save_after is None else [save_after, num_new - save_after]
+    ids = list(prompt)
+    for part, count in enumerate(parts):
+        plan = plan_of(checkpoint, budget=budget, chunk=chunk, context=len(prompt) + num_new)
+        model = OpenModel(
+            checkpoint,
+            plan,
+            ops,
+            policy=policy,
+            poison=True,
+            read=read,
+            trace=Trace(trace) if trace else None,
+        )
+        try:
+            if part:
+                saved = read_session(tmp_path / "s", checkpoint=checkpoint)
+                restore_state(saved, model.state)
+                ids = saved.ids
+            tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
+            outcome = Generator(model, ids, chunk=plan.chunk_tokens).run(
+                num_new=count,
+                sampling=sampling or Sampling(),
+                stream=TextStream(tokenizer, stop_strings=(), stop_ids=frozenset()),
+                progress=Silent(),
+                stop_asked=lambda: False,
+            )
+            if part + 1 < len(parts):
+                save_session(tmp_path / "s", checkpoint=checkpoint, ids=ids, state=model.state)
+        finally:
+            model.close()
+        result.ids += outcome.ids
+        result.digests += outcome.position_digests
+        result.counters, result.plan = model.counters, plan
+    return result
