@@ -53,8 +53,12 @@ class ShardWriter:
 
     def __enter__(self) -> ShardWriter:
         self._fd = os.open(self._temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644)
-        os.truncate(self._fd, self._plan.file_bytes)
-        self._put(memoryview(self._plan.header), 0)
+        try:
+            os.truncate(self._fd, self._plan.file_bytes)
+            self._put(memoryview(self._plan.header), 0)
+        except BaseException:
+            self._discard()
+            raise
         return self
 
     def write(self, name: str, values: NDArray[Any]) -> None:
@@ -73,15 +77,14 @@ class ShardWriter:
             if kind is None:
                 self._check_whole()
                 os.fsync(self._fd)
-        except BaseException:
-            kind = RuntimeError
-            raise
-        finally:
-            os.close(self._fd)
-            if kind is None:
                 os.replace(self._temporary, self.path)
-            else:
-                self._temporary.unlink()
+        finally:
+            self._discard()
+
+    def _discard(self) -> None:
+        """Closes the file; removes it if it was not renamed."""
+        os.close(self._fd)
+        self._temporary.unlink(missing_ok=True)
 
     def _check_whole(self) -> None:
         for name, (begin, end) in self._left.items():
