@@ -26,9 +26,10 @@ MAY_IMPORT = {
     "model": _ENGINE,
     "engine": _GENERATE,
     "generate": {"generate", *_GENERATE},
+    "api": {"generate", *_GENERATE},
     "bench": {"bench", "generate", *_GENERATE},
     "train": {"train", *_ENGINE},
-    "cli": {"cli", "bench", "generate", "train", *_GENERATE},
+    "cli": {"cli", "api", "bench", "generate", "train", *_GENERATE},
 }
 
 

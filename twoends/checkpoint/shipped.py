@@ -1,0 +1,23 @@
+"""The checkpoint that ships with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twoends.errors import CheckpointError
+
+
+def shipped_model() -> Path:
+    """The directory of the checkpoint that ships. Raises CheckpointError if this installation lacks it."""
+    # Not importlib.resources, which costs 1.6 MB: weights are read from real files in any case.
+    place = Path(__file__).parents[1] / "assets" / "nano"
+    if (place / "config.json").is_file():
+        return place
+    raise CheckpointError(
+        "the checkpoint that ships with twoends is not in this installation.",
+        evidence=[("expected", str(place / "config.json")), ("found", "no such file")],
+        remedies=[
+            'Name a checkpoint\'s directory:   twoends run MODEL "prompt"',
+            "Or write a synthetic one:        twoends tiny DIR --preset nano",
+        ],
+    )
