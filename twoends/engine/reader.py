@@ -37,7 +37,7 @@ class Read:
         self.buffer = buffer[: align_up(self.needed)]
         self.kind = kind
         self.pending = 0
-        self.error: ReadError | None = None
+        self.error: BaseException | None = None
 
 
 def aligned_size(offset: int, num_bytes: int) -> int:
@@ -72,12 +72,14 @@ class Reader:
             self._work.notify(len(pieces))
 
     def wait(self, read: Read) -> None:
-        """Returns when every byte is there. Raises ReadError."""
+        """Returns when every byte is there. Raises ReadError, or what else a reader thread met."""
         if read.pending:
             began = time.perf_counter()
             with self._lock:
-                while read.pending:
+                while read.pending and not self._closed:
                     self._done.wait()
+                if read.pending:
+                    raise self._failed(read, 0, len(read.buffer), "the reader was closed")
             wait_s = time.perf_counter() - began
             self._counters.wait_s += wait_s
             if self._trace.on:
@@ -92,6 +94,7 @@ class Reader:
             self._ahead.clear()
             self._demand.clear()
             self._work.notify_all()
+            self._done.notify_all()
         for thread in self._threads:
             thread.join()
         self.files.close()
@@ -118,10 +121,16 @@ class Reader:
                 if self._closed:
                     return
                 read, at, size = (self._demand or self._ahead).popleft()
-            error = self._fill(read, at, size)
+            error: BaseException | None
+            try:
+                error = self._fill(read, at, size)
+            except BaseException as failure:
+                # No memory, say. Whoever waits gets it; a thread that just ended would let them wait on.
+                error = failure
             with self._lock:
-                read.pending -= 1
+                # `wait` may look without the lock: bytes that failed must never look like bytes that came.
                 read.error = read.error or error
+                read.pending -= 1
                 if not read.pending:
                     self._done.notify_all()
 
