@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from twoends.checkpoint.names import layer_of, num_values
 from twoends.errors import CheckpointError
 
 I64 = NDArray[np.int64]
+# begin, end, name, dtype, shape: sorts by place
+_Entry = tuple[int, int, str, str, tuple[int, ...]]
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
@@ -69,18 +72,18 @@ def read_header(path: Path) -> ShardHeader:
         ) from None
     entries = _entries(path, raw)
     data_start = LENGTH_BYTES + length
-    names = sorted(entries, key=lambda name: entries[name][2])
-    begins = np.array([entries[name][2][0] for name in names], dtype=np.int64)
-    ends = np.array([entries[name][2][1] for name in names], dtype=np.int64)
+    begin_list, end_list, names, dtypes, shapes = zip(*sorted(entries), strict=True)
+    begins = np.array(begin_list, dtype=np.int64)
+    ends = np.array(end_list, dtype=np.int64)
     _check_no_gaps(path, names, begins, ends)
     _check_length(path, names, ends, data_start=data_start, file_bytes=file_bytes)
     return ShardHeader(
         path=path,
         file_bytes=file_bytes,
         data_start=data_start,
-        names=tuple(names),
-        dtypes=tuple(entries[name][0] for name in names),
-        shapes=tuple(entries[name][1] for name in names),
+        names=names,
+        dtypes=dtypes,
+        shapes=shapes,
         begins=begins + data_start,
         ends=ends + data_start,
         digest=hashlib.blake2b(raw, digest_size=16).digest(),
@@ -119,8 +122,8 @@ def _header_length(path: Path, first: bytes, file_bytes: int) -> int:
     )
 
 
-def _entries(path: Path, raw: bytes) -> dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]:
-    """name -> (dtype, shape, (begin, end)) of every tensor, each entry sound by itself."""
+def _entries(path: Path, raw: bytes) -> list[_Entry]:
+    """Every tensor of a header, each entry sound by itself."""
     if not raw.startswith(b"{"):
         raise _bad_json(path, f"it begins with {raw[:8]!r}, not with an opening brace")
     try:
@@ -132,7 +135,7 @@ def _entries(path: Path, raw: bytes) -> dict[str, tuple[str, tuple[int, ...], tu
         raise _bad_json(path, "__metadata__ must hold words only")
     if not header:
         raise _bad_json(path, "it names no tensor")
-    return {name: _entry(path, name, entry) for name, entry in header.items()}
+    return [_entry(path, name, entry) for name, entry in header.items()]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+def _entry(path: Path, name: str, entry: Any) -> _Entry:
     if not isinstance(entry, dict) or entry.keys() != _ENTRY_FIELDS:
         found = ", ".join(sorted(entry)) if isinstance(entry, dict) else type(entry).__name__
         raise _bad_tensor(path, name, expected="dtype, shape, data_offsets", found=found)
@@ -161,7 +164,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], tup
         raise _bad_tensor(
             path, name, expected=f"{wanted:,} bytes ({dtype} {list(dims)})", found=f"{end - begin:,} bytes"
         )
-    return dtype, dims, (begin, end)
+    return begin, end, name, dtype, dims
 
 
 def _are_counts(value: Any) -> bool:
@@ -174,7 +177,7 @@ def _are_counts(value: Any) -> bool:
     return True
 
 
-def _check_no_gaps(path: Path, names: list[str], begins: I64, ends: I64) -> None:
+def _check_no_gaps(path: Path, names: Sequence[str], begins: I64, ends: I64) -> None:
     """Tensors must follow one another from offset 0, in the order of their begins."""
     wanted = np.concatenate([[0], ends[:-1]])
     wrong = np.flatnonzero(begins != wanted)
@@ -196,7 +199,7 @@ def _check_no_gaps(path: Path, names: list[str], begins: I64, ends: I64) -> None
     )
 
 
-def _check_length(path: Path, names: list[str], ends: I64, *, data_start: int, file_bytes: int) -> None:
+def _check_length(path: Path, names: Sequence[str], ends: I64, *, data_start: int, file_bytes: int) -> None:
     """The file must end where its last tensor does."""
     wanted = data_start + int(ends[-1])
     if file_bytes == wanted:
