@@ -31,12 +31,16 @@ _NUMBERS = ("num_tensors", "payload_bytes", "vision_tensors", "vision_bytes")
 def cache_directory() -> Path:
     """Where indexes are kept: XDG_CACHE_HOME, or the platform's place for caches."""
     named = os.environ.get("XDG_CACHE_HOME", "")
+    # Stays "~" for a user without a home directory.
+    home = Path(os.path.expanduser("~"))
     if os.path.isabs(named):
         base = Path(named)
+    elif not home.is_absolute():
+        base = Path(tempfile.gettempdir())
     elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
+        base = home / "Library" / "Caches"
     else:
-        base = Path.home() / ".cache"
+        base = home / ".cache"
     return base / "twoends" / "index"
 
 
