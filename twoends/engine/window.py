@@ -41,7 +41,7 @@ class Window:
     def __init__(
         self, entries: tuple[Entry, ...], reader: Reader, *, ring_bytes: int, pinned_bytes: int, poison: bool
     ) -> None:
-        """`pinned_bytes` of panels, evenly spread over the pass, get a place of their own.
+        """Up to `pinned_bytes` of panels, evenly spread over the pass, get a place of their own.
 
         `poison` overwrites released ring bytes, so that a stale read can't look right (tests).
         """
@@ -79,6 +79,7 @@ class Window:
         if not self._flights and not self._passes_left:
             self._passes_left = 1
         self._read_ahead()
+        assert self._flights, "the ring is smaller than a panel"
         flight = self._flights.popleft()
         assert (flight.entry_id, flight.k) == (entry_id, k), "panels must be asked for in the order of use"
         self._taken = flight
@@ -114,7 +115,8 @@ class Window:
             self._next = (entry_id + 1, 0)
         else:
             self._next = (0, 0)
-            self._passes_left -= 1
+            # With everything pinned and asked for, no pass has anything left to read.
+            self._passes_left = 0 if len(self._asked) == self._num_panels else self._passes_left - 1
 
     def _pin_or_stream(self, entry_id: int, k: int) -> bool:
         """Starts the read of a panel that isn't here; False when the ring has no room yet."""
@@ -162,10 +164,10 @@ class Window:
 
 
 def choose_pins(entries: tuple[Entry, ...], pinned_bytes: int) -> tuple[list[np.ndarray], int]:
-    """Per entry and panel the place in the pinned arena, or -1; pinned bytes are spread evenly.
+    """Per entry and panel the place in the pinned arena, or -1; and the bytes of that arena.
 
-    Every pinned byte saves one byte of reading a pass wherever it lies; spread out, disk and
-    arithmetic stay busy side by side.
+    They are at most `pinned_bytes`, spread evenly: every pinned byte saves one byte of reading a pass
+    wherever it lies; spread out, disk and arithmetic stay busy side by side.
     """
     total = sum(e.panel(k).room for e in entries for k in range(e.num_panels))
     share = min(1.0, pinned_bytes / total)
