@@ -14,7 +14,7 @@ from twoends.checkpoint.config import ModelConfig
 from twoends.checkpoint.index import CheckpointIndex
 from twoends.engine.arena import PAGE, align_up
 from twoends.engine.experts import expert_read_bytes, slot_bytes
-from twoends.engine.layout import Entry, largest_panel, pass_bytes, trunk_entries
+from twoends.engine.layout import Entry, decoded_vectors, largest_panel, pass_bytes, trunk_entries
 from twoends.engine.store import embedding_bytes
 from twoends.engine.window import choose_pins
 from twoends.errors import DoesNotFit
@@ -31,6 +31,8 @@ _MAX_PANEL_BYTES = 8 * 2**20
 _FLOOR_WINDOW_BYTES = 32 * 2**20
 _WIDE_WINDOW_BYTES = 96 * 2**20
 _WHOLE_MATRIX_BYTES = 1 << 62
+# Python objects of one filled slot: its matrices, views and reads.
+_SLOT_BOOKS_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +46,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a budget is used. All sizes in bytes; `rows` sum to `total_bytes` <= `ram_bytes`."""
+    """How a budget is used. All sizes in bytes; `rows` sum to `total_bytes` <= `ram_bytes`.
+
+    `pin_budget_bytes` is what pins were chosen from; whole panels of it are `pinned_bytes`.
+    """
 
     ram_bytes: int
     context_tokens: int
     chunk_tokens: int
     panel_bytes: int
     window_bytes: int
+    pin_budget_bytes: int
     pinned_bytes: int
     num_slots: int
     slot_bytes: int
@@ -107,10 +113,11 @@ def make_plan(
     fixed = _fixed_rows(config, index, program_bytes, context_tokens, backend_bytes)
     floor_window = max(4 * largest_panel(narrow), min(_FLOOR_WINDOW_BYTES, trunk // 16))
     min_slots = MIN_SLOTS if len(config.moe_layers) else 0
-    slot = slot_bytes(index) if min_slots else 0
+    slot = slot_bytes(index) + _SLOT_BOOKS_BYTES if min_slots else 0
+    decoded = max(decoded_vectors(narrow))
     floor_rows = (
         *fixed,
-        _scratch_row(config, chunk_tokens or 1),
+        _scratch_row(config, chunk_tokens or 1, decoded),
         Row(name="trunk window", num_bytes=align_up(floor_window), remark="panels on their way"),
         Row(name=f"{min_slots} expert slots", num_bytes=align_up(slot * min_slots), remark="the least"),
     )
@@ -118,8 +125,8 @@ def make_plan(
     if ram_bytes < floor:
         raise below_floor(ram_bytes, floor_rows)
     chunk = chunk_tokens or _choose_chunk(config, (ram_bytes - floor) // 4)
-    scratch = _scratch_row(config, chunk)
-    left = ram_bytes - floor + _scratch_row(config, chunk_tokens or 1).num_bytes - scratch.num_bytes
+    scratch = _scratch_row(config, chunk, decoded)
+    left = ram_bytes - sum(row.num_bytes for row in (*fixed, scratch, *floor_rows[len(fixed) + 1 :]))
     shares = _share_out(config, index, left=left, floor_window=align_up(floor_window), slot=slot)
     experts = len(config.moe_layers) * config.num_experts
     embed = index.tensor(None, "embed")
@@ -129,6 +136,7 @@ def make_plan(
         chunk_tokens=chunk,
         panel_bytes=shares.panel,
         window_bytes=shares.window,
+        pin_budget_bytes=shares.pin_budget,
         pinned_bytes=shares.pinned,
         num_slots=shares.slots,
         slot_bytes=slot,
@@ -147,7 +155,9 @@ class _Shares:
 
     window: int
     panel: int
+    pin_budget: int
     pinned: int
+    decoded: int
     slots: int
     entries: tuple[Entry, ...]
 
@@ -159,9 +169,18 @@ def _share_out(
     slots = MIN_SLOTS if slot else 0
     whole = trunk_entries(config, index, panel_bytes=_WHOLE_MATRIX_BYTES)
     whole_bytes = pass_bytes(whole)
-    if left + floor_window >= align_up(whole_bytes):
-        left -= align_up(whole_bytes) - floor_window
-        shares = _Shares(window=0, panel=_WHOLE_MATRIX_BYTES, pinned=whole_bytes, slots=slots, entries=whole)
+    decoded = sum(decoded_vectors(whole))
+    if left + floor_window >= align_up(whole_bytes + decoded):
+        left -= align_up(whole_bytes + decoded) - floor_window
+        shares = _Shares(
+            window=0,
+            panel=_WHOLE_MATRIX_BYTES,
+            pin_budget=whole_bytes,
+            pinned=whole_bytes,
+            decoded=decoded,
+            slots=slots,
+            entries=whole,
+        )
     else:
         if slot:
             # Without room for one layer's choice, reads of experts can't go on side by side.
@@ -171,9 +190,20 @@ def _share_out(
         window, left = floor_window + wider, left - wider
         panel = min(max(window // 8, _MIN_PANEL_BYTES), _MAX_PANEL_BYTES)
         entries = trunk_entries(config, index, panel_bytes=panel)
-        pinned = choose_pins(entries, left // PAGE * PAGE)[1]
-        left -= align_up(pinned)
-        shares = _Shares(window=window, panel=panel, pinned=pinned, slots=slots, entries=entries)
+        # Small tensors of pinned layers stay decoded; their share is that of the pinned trunk.
+        decoded = min(left, decoded * left // whole_bytes + max(decoded_vectors(whole)))
+        pin_budget = (left - decoded) // PAGE * PAGE
+        pinned = choose_pins(entries, pin_budget)[1]
+        left -= align_up(pinned + decoded) if pinned else 0
+        shares = _Shares(
+            window=window,
+            panel=panel,
+            pin_budget=pin_budget,
+            pinned=pinned,
+            decoded=decoded if pinned else 0,
+            slots=slots,
+            entries=entries,
+        )
     if slot:
         all_slots = len(config.moe_layers) * config.num_experts
         shares.slots += min(max(left, 0) // slot, all_slots - shares.slots)
@@ -183,7 +213,9 @@ def _share_out(
 def _rows_of(shares: _Shares, *, slot: int, num_experts: int) -> tuple[Row, ...]:
     rows = []
     if shares.pinned:
-        rows.append(Row(name="pinned trunk", num_bytes=align_up(shares.pinned), remark="stays"))
+        rows.append(
+            Row(name="pinned trunk", num_bytes=align_up(shares.pinned + shares.decoded), remark="stays")
+        )
     if shares.window:
         panels = f"panels of {format_bytes(min(shares.panel, shares.window))}"
         rows.append(Row(name="trunk window", num_bytes=shares.window, remark=panels))
@@ -249,10 +281,10 @@ def scratch_bytes(config: ModelConfig, chunk: int) -> int:
     return 4 * (chunk * (per_row + max(c.dense_width, c.kda_width)) + 6 * c.vocab_size)
 
 
-def _scratch_row(config: ModelConfig, chunk: int) -> Row:
+def _scratch_row(config: ModelConfig, chunk: int, decoded: int) -> Row:
     return Row(
         name="activations",
-        num_bytes=align_up(scratch_bytes(config, chunk)),
+        num_bytes=align_up(scratch_bytes(config, chunk) + decoded),
         remark="one token at a time" if chunk == 1 else f"{chunk} tokens at a time",
     )
 

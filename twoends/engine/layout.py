@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +81,11 @@ class VectorsEntry:
     name: str = VECTORS
     num_panels: int = 1
 
+    @property
+    def decoded_bytes(self) -> int:
+        """Memory of all its tensors in binary32."""
+        return sum(4 * math.prod(ref.shape) for _, ref in self.refs)
+
     def panel(self, k: int) -> Panel:
         """The one panel, its ranges merged where the file keeps them close."""
         assert k == 0
@@ -147,6 +153,11 @@ def _room_of_all_panels(entry: Entry) -> int:
     starts = borders[:-1] // PAGE * PAGE
     ends = -(-borders[1:] // PAGE) * PAGE
     return int((ends - starts).sum())
+
+
+def decoded_vectors(entries: tuple[Entry, ...]) -> list[int]:
+    """Per layer, the memory of its small tensors in binary32; they stay decoded where they are pinned."""
+    return [entry.decoded_bytes for entry in entries if isinstance(entry, VectorsEntry)]
 
 
 def _row_group(config: ModelConfig, name: str) -> int:

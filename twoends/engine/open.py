@@ -82,7 +82,7 @@ class OpenModel:
         reader = Reader(self.files, counters=self.counters, trace=self.trace)
         entries = trunk_entries(config, index, panel_bytes=plan.panel_bytes)
         self._window = Window(
-            entries, reader, ring_bytes=plan.window_bytes, pinned_bytes=plan.pinned_bytes, poison=poison
+            entries, reader, ring_bytes=plan.window_bytes, pinned_bytes=plan.pin_budget_bytes, poison=poison
         )
         self._slots = ExpertSlots(
             index,
