@@ -1,6 +1,6 @@
 """Bytes on disk: what a checkpoint directory holds, where it lies, and how small ones are made.
 
-config.py       config.json -> ModelConfig; refuses to guess (config_fields, and config_write for the way back)
+config.py       config.json -> ModelConfig; refuses to guess (config_fields; config_write is the way back)
 names.py        the only file that knows the checkpoint's tensor names, shapes and dtypes
 safetensors.py  one shard's header, read and checked
 index.py        all shards -> where every tensor lies (index_file, index_tables, index_cache)

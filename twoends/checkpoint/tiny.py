@@ -35,7 +35,7 @@ def write_tiny(
     """Writes a synthetic checkpoint with its tokenizer; equal arguments give equal bytes.
 
     `sparse` leaves routed experts as holes in the files: they read as zeros and take no room.
-    `progress(done_bytes, total_bytes)` is called after each tensor. Raises OptionError for an unknown
+    `progress(done_bytes, total_bytes)` is called after each piece. Raises OptionError for an unknown
     preset or a directory that has a checkpoint, DoesNotFit before anything is written.
     """
     config = preset_config(preset, family=family, num_layers=num_layers)

@@ -137,7 +137,7 @@ def write_checkpoint(
     """Writes every shard of `plans`, then the index; `source` gives a tensor's values in pieces.
 
     Tensors whose name `is_sparse` accepts are left as holes. `progress(done_bytes, total_bytes)` is
-    called after each tensor. Raises DoesNotFit before anything is written, or when the disk fills.
+    called after each piece. Raises DoesNotFit before anything is written, or when the disk fills.
     """
     directory.mkdir(parents=True, exist_ok=True)
     total = sum(tensor.nbytes for plan in plans for tensor in plan.tensors if not is_sparse(tensor.name))
@@ -151,8 +151,8 @@ def write_checkpoint(
                     continue
                 for piece in source(tensor):
                     shard.write(tensor.name, piece)
-                done += tensor.nbytes
-                progress(done, total)
+                    done += piece.nbytes
+                    progress(done, total)
     write_index(directory, plans)
 
 
