@@ -7,6 +7,7 @@ accepts is wider: F32 or BF16 for any vector or matrix (F32 stays F32), U8 for p
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -103,6 +104,7 @@ def layer_kind(config: ModelConfig, layer: int) -> tuple[bool, bool]:
     return config.is_mla(layer), config.is_moe(layer)
 
 
+@functools.lru_cache(maxsize=16)
 def expert_parts(config: ModelConfig, expert_format: ExpertFormat) -> tuple[TensorSpec, ...]:
     """The tensors of one routed expert in our fixed order; `file_name` is what follows the prefix.
 
