@@ -221,25 +221,32 @@ class LayerExperts:
 
 def slot_bytes(index: CheckpointIndex) -> int:
     """Room that any expert of this checkpoint needs, alignment included."""
-    sizes = np.array([part.nbytes for part in index.expert_parts], np.int64)
-    offsets_LEP = index.tables.expert_offset_LEP
-    paths_LEP = index.tables.expert_path_LEP
-    adjacent = (offsets_LEP[..., :-1] + sizes[:-1] == offsets_LEP[..., 1:]) & (
-        paths_LEP[..., :-1] == paths_LEP[..., 1:]
-    )
-    if not adjacent.all():
-        return sum(align_up(int(size)) + PAGE for size in sizes)
+    offsets_LEP, sizes_P, joined_LEP = _places(index)
+    if not joined_LEP.all():
+        return sum(align_up(size) + PAGE for size in sizes_P.tolist())
     head = int((offsets_LEP[..., 0] % PAGE).max()) if offsets_LEP.size else 0
-    return align_up(int(sizes.sum()) + head)
+    return align_up(int(sizes_P.sum()) + head)
 
 
 def expert_read_bytes(index: CheckpointIndex) -> float:
     """Mean bytes asked of the device for one expert, alignment included."""
-    offsets_LE = index.tables.expert_offset_LEP[..., 0]
-    if not offsets_LE.size:
+    offsets_LEP, sizes_P, joined_LEP = _places(index)
+    if not offsets_LEP.size:
         return 0.0
-    ends_LE = offsets_LE + index.expert_bytes
-    return float((-(-ends_LE // PAGE) * PAGE - offsets_LE // PAGE * PAGE).mean())
+    border_LE1 = np.ones((*offsets_LEP.shape[:2], 1), bool)
+    begins = offsets_LEP[np.concatenate([border_LE1, ~joined_LEP], axis=2)]
+    ends = (offsets_LEP + sizes_P)[np.concatenate([~joined_LEP, border_LE1], axis=2)]
+    read_bytes = int((-(-ends // PAGE) * PAGE).sum()) - int((begins // PAGE * PAGE).sum())
+    return read_bytes / offsets_LEP[..., 0].size
+
+
+def _places(index: CheckpointIndex) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Offsets and sizes of the parts of all experts, and whether the next part follows at once."""
+    sizes_P = np.array([part.nbytes for part in index.expert_parts], np.int64)
+    offsets_LEP = index.tables.expert_offset_LEP
+    paths_LEP = index.tables.expert_path_LEP
+    follows_LEP = offsets_LEP[..., :-1] + sizes_P[:-1] == offsets_LEP[..., 1:]
+    return offsets_LEP, sizes_P, follows_LEP & (paths_LEP[..., :-1] == paths_LEP[..., 1:])
 
 
 def _runs(index: CheckpointIndex, key: Key) -> list[tuple[int, int, list[int]]]:
