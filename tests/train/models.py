@@ -14,6 +14,9 @@ import torch
 from twoends.train.architecture import Architecture
 from twoends.train.model import KimiK3
 
+# Tiny products gain nothing from a second thread, and waiting for it costs.
+torch.set_num_threads(1)
+
 
 def tiny_architecture(**changes: Any) -> Architecture:
     """Seven layers: three AttnRes blocks, KDA and MLA in each, two adjacent MLA layers at the end."""

@@ -51,7 +51,9 @@ def test_identical_keys_do_not_blow_up_the_tile() -> None:
     g, beta = torch.zeros_like(g), torch.full(q.shape[:3], 0.9)
     double = [x.double() for x in (q, k, v, g, beta)]
     # A power series of the coupling would lose 4 digits here; block substitution keeps binary32's seven.
-    torch.testing.assert_close(tiled_kda(q, k, v, g, beta).double(), recurrent_kda(*double), rtol=0, atol=2e-5)
+    torch.testing.assert_close(
+        tiled_kda(q, k, v, g, beta).double(), recurrent_kda(*double), rtol=0, atol=2e-5
+    )
 
 
 def test_outputs_of_a_prefix_have_the_same_bits_whatever_follows() -> None:

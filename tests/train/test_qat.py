@@ -55,7 +55,9 @@ def test_quantising_twice_changes_no_value() -> None:
     assert torch.equal(FakeQuantise()(once), once)
 
 
-@pytest.mark.parametrize(("amax", "exponent"), [(6.0, 0), (6.0001, 1), (3.0, -1), (3.0001, 0), (4.0, 0), (1.0, -2)])
+@pytest.mark.parametrize(
+    ("amax", "exponent"), [(6.0, 0), (6.0001, 1), (3.0, -1), (3.0001, 0), (4.0, 0), (1.0, -2)]
+)
 def test_the_scale_is_the_least_power_that_saturates_nothing(amax: float, exponent: int) -> None:
     block = torch.zeros(1, 32)
     block[0, 7] = -amax

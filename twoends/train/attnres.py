@@ -9,7 +9,7 @@ from twoends.train.layers import RMSNorm
 
 
 class DepthQuery(nn.Module):
-    """The learned pseudo-query of one depth mix, [1, D]. Zero at the start, so the mix begins as a plain mean."""
+    """The learned pseudo-query of a depth mix, [1, D]. Zero at the start: the mix begins as a plain mean."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

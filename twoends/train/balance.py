@@ -1,9 +1,9 @@
 """Quantile Balancing: the router bias that would have spread the last batch evenly.
 
-b selects experts and never weighs them. With m tokens, k of n experts each, an expert should get q = m k / n
-tokens. The new bias of expert j is minus the (q+1)-th largest margin s_ij - alpha_i over tokens, where alpha_i
-is the (k+1)-th biased score of token i. Note the minus: routing adds b, so an expert with large margins must
-be pushed down. The batch that made a bias is never routed with it.
+b selects experts and never weighs them. With m tokens, k of n experts each, an expert should get
+q = m k / n tokens. The new bias of expert j is minus the (q+1)-th largest margin s_ij - alpha_i over
+tokens, where alpha_i is the (k+1)-th biased score of token i. Note the minus: routing adds b, so an expert
+with large margins must be pushed down. The batch that made a bias is never routed with it.
 """
 
 from __future__ import annotations

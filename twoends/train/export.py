@@ -96,7 +96,9 @@ def architecture(config: ModelConfig) -> Architecture:
     lacking = [name for name, value in optional.items() if value is None]
     lacking += [name for name, present in flags.items() if not present]
     if lacking:
-        raise CheckpointError(f"Only models with every part of Kimi K3 can be trained; this one lacks {lacking}.")
+        raise CheckpointError(
+            f"Only models with every part of Kimi K3 can be trained; this one lacks {lacking}."
+        )
     return Architecture(
         hidden_size=config.hidden_size,
         num_hidden_layers=config.num_layers,
@@ -164,7 +166,7 @@ def export_checkpoint(model: KimiK3, directory: Path, *, ranks: list[bytes]) -> 
 
 
 def load_checkpoint(directory: Path) -> KimiK3:
-    """A released-layout directory (MXFP4 experts) as a module in binary32, ready for `eval` or more training."""
+    """A released-layout directory (MXFP4 experts) as a module in binary32, for use or more training."""
     model = KimiK3(architecture(read_config(directory)))
     stored: dict[str, Tensor] = {}
     for shard in sorted(directory.glob("model-*.safetensors")):

@@ -118,7 +118,7 @@ class ShortConvolution(nn.Module):
 
 
 def short_convolution(x: Tensor, weight: Tensor) -> Tensor:
-    """silu(sum_j weight[c, 0, j] x[t - taps + 1 + j, c]) for x [B,T,P], weight [P,1,taps]; zeros before t = 0."""
+    """silu(sum_j weight[c, 0, j] x[t - taps + 1 + j, c]), x [B,T,P], weight [P,1,taps]; zeros before 0."""
     taps = weight.shape[-1]
     padded = F.pad(x, (0, 0, taps - 1, 0))
     y = sum(padded[:, j : j + x.shape[1]] * weight[:, 0, j] for j in range(taps))
@@ -161,7 +161,7 @@ class KimiDeltaAttention(nn.Module):
             self.dt_bias.copy_(torch.logit(rate / -self.lower_bound))
 
     def decay(self, raw: Tensor) -> Tensor:
-        """Log decay in (lower_bound, 0): lower_bound * sigmoid(exp(A_log[head]) * (raw + dt_bias)); [B,T,H,K]."""
+        """Log decay [B,T,H,K]: lower_bound * sigmoid(exp(A_log[head]) * (raw + dt_bias))."""
         shifted = (raw.to(self.dt_bias.dtype) + self.dt_bias).unflatten(-1, (self.heads, -1))
         return self.lower_bound * torch.sigmoid(self.A_log.exp()[:, None] * shifted)
 

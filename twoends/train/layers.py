@@ -50,9 +50,9 @@ class RMSNorm(nn.Module):
 
 
 class SituGlu(nn.Module):
-    """beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta); |result| <= beta * linear_beta.
+    """beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta).
 
-    The sigmoid takes the uncapped gate.
+    The sigmoid takes the uncapped gate. No result is larger than beta * linear_beta.
     """
 
     def __init__(self, betas: tuple[float, float]) -> None:

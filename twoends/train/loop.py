@@ -93,7 +93,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 class Run:
-    """A model in training: `step` advances it, `save` and `restore` carry it over a kill without changing a bit."""
+    """A model in training: `step` advances it; `save` and `restore` carry it over a kill, bit by bit."""
 
     def __init__(self, recipe: Recipe, text: Text, out_dir: Path) -> None:
         if recipe.train.matmul_dtype not in _DTYPES:

@@ -1,4 +1,4 @@
-"""Kimi K3's text model as a PyTorch module. Parameter names below `model.` and `lm_head` are the released ones.
+"""Kimi K3's text model as a PyTorch module, its parameters under the released names.
 
 The experts of a layer are stacked here (`experts.w1` [E, ...]); `export.py` takes them apart.
 """
@@ -19,7 +19,7 @@ from twoends.train.qat import FakeQuantise
 
 
 class DecoderLayer(nn.Module):
-    """One layer: depth mix, token mixer, depth mix, MLP or MoE. It carries the running sum and the snapshots."""
+    """One layer: depth mix, token mixer, depth mix, MLP or MoE."""
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
@@ -98,14 +98,14 @@ class KimiK3(nn.Module):
         return self
 
     def multiply_in(self, dtype: torch.dtype | None) -> KimiK3:
-        """Run matrix products in `dtype` (router, norms, KDA state and depth mixes keep the parameters' type)."""
+        """Run matrix products in `dtype`; router, norms, KDA state and depth mixes keep the parameter's."""
         for module in self.modules():
             if hasattr(module, "matmul_dtype"):
                 module.matmul_dtype = dtype
         return self
 
     def compile_parts(self) -> KimiK3:
-        """Let TorchInductor fuse the elementwise work of every part whose shapes stay the same; returns self."""
+        """Let TorchInductor fuse the elementwise work of every part whose shapes stay; returns self."""
         fixed = (KimiDeltaAttention, GatedLatentAttention, SituMlp, DepthMix, FakeQuantise)
         for module in self.modules():
             if isinstance(module, fixed):

@@ -1,4 +1,4 @@
-"""Stable LatentMoE: routed experts in a narrow latent, MXFP4 from the first step, beside fused shared experts."""
+"""Stable LatentMoE: routed MXFP4 experts in a narrow latent, beside fused shared experts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def rebalance(self, *, keep: float) -> float:
-        """Move the bias towards the one that would have balanced the last batch; returns that batch's violation.
+        """Move the bias towards the one that balances the last batch; returns that batch's violation.
 
         `keep` is the share of the old bias.
         """

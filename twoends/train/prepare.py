@@ -24,7 +24,7 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, *, corpus_dir: Path, out_dir: Path) -> Prepared:
-    """Learn the vocabulary (kept as out_dir/tiktoken.model, so a resumed run has the same) and pack the text."""
+    """Learn the vocabulary, kept in out_dir so that a resumed run has the same, and pack the text."""
     data, seed = recipe.data, recipe.train.seed
     documents = mixed_documents(corpus_dir, shares=data.shares, characters=data.characters, seed=seed)
     path = out_dir / "tiktoken.model"

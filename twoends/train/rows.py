@@ -1,4 +1,4 @@
-"""Documents to training rows: tokenised, ended with [EOS], packed; batch n is a pure function of n and the seed."""
+"""Documents to training rows: tokenised, ended with [EOS], packed. Batch n follows from n and the seed."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def load_story_book() -> StoryBook:
 
 
 def _person(rng: random.Random, words: dict[str, list[str]]) -> dict[str, str]:
-    """A character: name, pronouns, the noun phrase that introduces it and the one that stands behind the name."""
+    """A character: name, pronouns, an adjective and the noun phrase that introduces it."""
     adjective = rng.choice(words["child"])
     kind = rng.random()
     if kind < 0.35:
@@ -156,7 +156,9 @@ def _questions(rng: random.Random, text: str, facts: dict[str, str]) -> str:
     if f"{facts['color']} {facts['thing']}" in text:
         asked.append((f"What color was the {facts['thing']}?", f"The {facts['thing']} was {facts['color']}."))
     if facts["friend"] in text:
-        asked.append((f"Who else is in the story besides {facts['hero']}?", f"{facts['friend']} is in it too."))
+        asked.append(
+            (f"Who else is in the story besides {facts['hero']}?", f"{facts['friend']} is in it too.")
+        )
     chosen = rng.sample(asked, min(len(asked), rng.choice([1, 1, 2])))
     return "".join(f"\n\nQuestion: {question}\nAnswer: {answer}" for question, answer in chosen)
 
