@@ -142,6 +142,8 @@ def draw(found: Findings, screen: Screen) -> None:
         rows.append([size, str(trial.depth), format_rate(trial.bytes_per_s), ", ".join(marks)])
     for line in columns(rows, right=(0, 1, 2)):
         screen.line(line)
+    if found.trouble is not None:
+        return
     screen.line()
     ram = max(round(found.available_bytes * 0.8 / 1e9), 1)
     screen.line(f"  Next:  twoends plan MODEL --ram {ram}GB")

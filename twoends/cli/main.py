@@ -32,6 +32,9 @@ COMMANDS = {
 # Environment variables that mean something; any other TWOENDS_ name is an error.
 ENVIRONMENT = ("TWOENDS_ISA",)
 
+# Packages that only some commands need, and the extra that installs them.
+_EXTRAS = {"torch": "train", "safetensors": "train", "tokenizers": "train"}
+
 # Reader threads only wait and copy; the usual 8 MB of stack each is address space under RLIMIT_DATA.
 _STACK_BYTES = 256 * 1024
 # BLAS computes nothing here, but its threads and buffers would count against --ram.
@@ -55,21 +58,11 @@ def main() -> int:
 
 def call(words: Sequence[str], *, environment: Mapping[str, str]) -> int:
     """Runs the command that `words` ask for; every error ends here as a message and a code."""
-    screen = Screen.of_process()
     try:
-        check_environment(environment)
-        _dispatch(list(words), screen)
-    except TwoendsError as error:
-        return _report(error, screen, debug="--debug" in words)
+        return _call(list(words), Screen.of_process(), environment)
     except BrokenPipeError:
         # Nobody reads what we write any more; a message would go nowhere either.
         return 1
-    except KeyboardInterrupt:
-        screen.alert("twoends: stopped; nothing half written was left.")
-        return 1
-    except Exception as error:
-        return _defect(error, screen, debug="--debug" in words)
-    return 0
 
 
 def load_command(verb: str) -> Command:
@@ -111,6 +104,22 @@ def overview() -> str:
     return "\n".join(lines)
 
 
+def _call(words: list[str], screen: Screen, environment: Mapping[str, str]) -> int:
+    try:
+        check_environment(environment)
+        _dispatch(words, screen)
+    except TwoendsError as error:
+        return _report(error, screen, debug="--debug" in words)
+    except KeyboardInterrupt:
+        screen.alert("twoends: stopped; nothing half written was left.")
+        return 1
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        return _defect(error, screen, debug="--debug" in words)
+    return 0
+
+
 def _dispatch(words: list[str], screen: Screen) -> None:
     words_without_debug = [word for word in words if word != "--debug"]
     if not words_without_debug or words_without_debug[0] in ("--help", "-h", "help"):
@@ -130,13 +139,22 @@ def _dispatch(words: list[str], screen: Screen) -> None:
             remedies=["See all commands:  twoends"],
         )
     verb, *rest = words_without_debug
-    command = load_command(verb)
-    options = rest[: rest.index("--")] if "--" in rest else rest
-    if "--help" in options or "-h" in options:
-        screen.line(help_text(command))
-        return
-    values = parse(command, rest)
-    command.act(values, screen.silent() if getattr(values, "json", False) else screen)
+    try:
+        command = load_command(verb)
+        options = rest[: rest.index("--")] if "--" in rest else rest
+        if "--help" in options or "-h" in options:
+            screen.line(help_text(command))
+            return
+        values = parse(command, rest)
+        command.act(values, screen.silent() if getattr(values, "json", False) else screen)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        extra = f"pip install 'twoends[{_EXTRAS[error.name]}]'"
+        raise TwoendsError(
+            f"'twoends {verb}' needs {error.name}, which is not installed.",
+            remedies=[f"Install it:  {extra}"],
+        ) from None
 
 
 def _report(error: TwoendsError, screen: Screen, *, debug: bool) -> int:

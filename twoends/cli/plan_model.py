@@ -167,23 +167,16 @@ def _cost_facts(report: PlanReport) -> list[tuple[str, str]]:
         seconds = format_duration(rate.seconds(plan.bytes_per_token))
         origin = f"(twoends doctor, {rate.date})"
         facts.append(("estimate", f"{seconds} of reading at {format_rate(rate.bytes_per_s)} {origin}"))
-    rungs = [f"floor {format_bytes(plan.floor_bytes)}"]
-    rungs += [
-        f"{name} {_rung_text(rung, rate)}"
-        for name, rung in (("below", report.below), ("above", report.above))
-        if rung is not None
-    ]
-    facts += [("", ""), ("steps", "   ".join(rungs)), ("", "the answer is the same at any budget")]
-    return facts
+    facts += [("", ""), ("floor", f"{format_bytes(plan.floor_bytes):>9}   the least budget that runs")]
+    for name, rung in (("less", report.below), ("more", report.above)):
+        if rung is not None:
+            facts.append((name, f"{format_bytes(rung.ram_bytes):>9}   {_cost_text(rung, rate)} a token"))
+    return [*facts, ("", "the answer is the same at any budget")]
 
 
-def _rung_text(rung: Plan, rate: DiskRate | None) -> str:
-    cost = (
-        format_bytes(rung.bytes_per_token)
-        if rate is None
-        else format_duration(rate.seconds(rung.bytes_per_token))
-    )
-    return f"{format_bytes(rung.ram_bytes)}: {cost}"
+def _cost_text(rung: Plan, rate: DiskRate | None) -> str:
+    num_bytes = rung.bytes_per_token
+    return format_bytes(num_bytes) if rate is None else format_duration(rate.seconds(num_bytes))
 
 
 def _rung_object(rung: Plan | None, rate: DiskRate | None) -> dict[str, Any] | None:

@@ -53,24 +53,15 @@ def run(values: Values, screen: Screen) -> None:
     """`twoends run`. Raises what the card can't say: the errors of errors.py."""
     job = prepare(values)
     began = time.perf_counter()
-    model = OpenModel(
-        job.checkpoint,
-        job.plan,
-        job.choice.ops,
-        policy=values.policy,
-        trace=_open_trace(values.trace),
-        direct=not values.no_direct,
-    )
-    try:
-        say_what_runs(job.checkpoint, job.plan, job.choice, model.files, values=values, screen=screen)
-        if job.saved is not None:
-            restore_state(job.saved, model.state)
-        with StopSignals(screen) as stop:
-            generator = Generator(model, list(job.ids), chunk=job.plan.chunk_tokens)
-            outcome = _generate(job, generator, model, screen=screen, stop=stop)
-            session, trouble = _save(job, generator, model, outcome)
-    finally:
-        model.close()
+    with StopSignals(screen) as stop:
+        try:
+            model = _open_model(job)
+            try:
+                outcome, session, trouble = _generate_and_save(job, model, screen=screen, stop=stop)
+            finally:
+                model.close()
+        except KeyboardInterrupt:
+            raise _aborted(values) from None
     report = RunReport(
         model=job.checkpoint.directory,
         fingerprint=job.checkpoint.index.fingerprint,
@@ -137,23 +128,40 @@ class _NoText:
         return b""
 
 
-def _generate(
-    job: Job, generator: Generator, model: OpenModel, *, screen: Screen, stop: StopSignals
-) -> Outcome:
-    if job.tokenizer is None:
-        eos_id = job.checkpoint.config.eos_id
-        stream = TextStream(
-            cast(Tokenizer, _NoText()), stop_strings=(), stop_ids=set() if eos_id is None else {eos_id}
-        )
-    else:
-        stream = TextStream(job.tokenizer, stop_strings=job.values.stop, stop_ids=job.tokenizer.stop_ids)
-    return generator.run(
+def _open_model(job: Job) -> OpenModel:
+    return OpenModel(
+        job.checkpoint,
+        job.plan,
+        job.choice.ops,
+        policy=job.values.policy,
+        trace=_open_trace(job.values.trace),
+        direct=not job.values.no_direct,
+    )
+
+
+def _generate_and_save(
+    job: Job, model: OpenModel, *, screen: Screen, stop: StopSignals
+) -> tuple[Outcome, Path | None, TwoendsError | None]:
+    say_what_runs(job.checkpoint, job.plan, job.choice, model.files, values=job.values, screen=screen)
+    if job.saved is not None:
+        restore_state(job.saved, model.state)
+    generator = Generator(model, list(job.ids), chunk=job.plan.chunk_tokens)
+    outcome = generator.run(
         num_new=job.values.n,
         sampling=job.sampling,
-        stream=stream,
+        stream=_stream(job),
         progress=RunProgress(screen, model, num_new=job.values.n),
         stop_asked=lambda: stop.asked,
     )
+    return outcome, *_save(job, generator, model, outcome)
+
+
+def _stream(job: Job) -> TextStream:
+    if job.tokenizer is not None:
+        return TextStream(job.tokenizer, stop_strings=job.values.stop, stop_ids=job.tokenizer.stop_ids)
+    eos_id = job.checkpoint.config.eos_id
+    stop_ids = set() if eos_id is None else {eos_id}
+    return TextStream(cast(Tokenizer, _NoText()), stop_strings=(), stop_ids=stop_ids)
 
 
 def _save(
@@ -189,6 +197,15 @@ def _raise_what_went_wrong(report: RunReport, values: Values, trouble: TwoendsEr
             f"stopped after {num_done:,} of {values.n:,} tokens; the session is in {report.session}.",
             remedies=[f"Go on:  {_how_to_go_on(report, values)}"],
         )
+
+
+def _aborted(values: Values) -> TwoendsError:
+    """A second signal: the pass was not finished, so there is no state to keep."""
+    earlier = [path for path in (values.load, values.save) if path is not None and path.exists()]
+    return TwoendsError(
+        "stopped at once; no session was saved.",
+        remedies=[f"{path} is as it was before this run." for path in dict.fromkeys(earlier)],
+    )
 
 
 def _how_to_go_on(report: RunReport, values: Values) -> str:

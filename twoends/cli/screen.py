@@ -136,7 +136,7 @@ def facts(rows: Sequence[tuple[str, str]]) -> list[str]:
     lines = []
     for name, text in rows:
         words, _, to_paste = text.partition("  ")
-        wrapped = textwrap.wrap(words, COLUMNS - width - 5, break_long_words=False)
+        wrapped = textwrap.wrap(words, COLUMNS - width - 5, break_long_words=False, break_on_hyphens=False)
         for i, part in enumerate(wrapped):
             lines.append(f"  {name if i == 0 else '':<{width}}   {part}")
         if to_paste:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while text is made: the first asks to stop after the pass, the second stops now."""
+"""Ctrl-C and SIGTERM during long work: the first asks to stop at a good place, the second stops now."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopSignals:
     """Within the block, one signal sets `asked` and a second raises KeyboardInterrupt."""
 
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
+    def __init__(self, screen: Screen, *, unit: str = "pass") -> None:
+        """`unit` is what is finished before the stop."""
+        self._screen, self._unit = screen, unit
         self._before: dict[int, Any] = {}
         self.asked = False
 
@@ -35,5 +36,6 @@ class StopSignals:
             raise KeyboardInterrupt
         self.asked = True
         self._screen.alert(
-            f"twoends: {signal.Signals(number).name}: finishing this pass, then saving; once more stops now."
+            f"twoends: {signal.Signals(number).name}: finishing this {self._unit}, then saving; "
+            "once more stops now."
         )

@@ -1,0 +1,61 @@
+"""`twoends doctor`: what it finds, and the rate that it keeps for `plan`."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+
+from twoends.cli import disks, doctor_machine, load
+from twoends.errors import NotSound
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    """A small file and short trials: the figures mean nothing here."""
+    monkeypatch.setattr(disks, "_TRIAL_S", 0.01)
+    monkeypatch.setattr(
+        doctor_machine, "measure_disk", functools.partial(disks.measure_disk, file_bytes=32 * 2**20)
+    )
+
+
+def test_the_rate_that_it_measures_is_the_one_that_plan_uses(twoends, tmp_path):
+    found = json.loads(twoends("doctor", "--disk", tmp_path, "--json").out)
+    assert disks.rate_under(tmp_path).bytes_per_s == found["disk"]["bytes_per_s"] > 0
+
+
+def test_it_leaves_no_file_behind(twoends, tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    assert twoends("doctor", "--disk", place).code == 0
+    assert list(place.iterdir()) == []
+
+
+def test_the_last_line_is_the_next_command(twoends):
+    result = twoends("doctor")
+    assert result.code == 0
+    assert result.out.splitlines()[-1].startswith("  Next:  twoends plan MODEL --ram ")
+
+
+def test_every_operation_is_listed(twoends):
+    found = json.loads(twoends("doctor", "--kernels", "reference", "--json").out)
+    assert len(found["kernels"]["operations"]) == 15
+    assert set(found["kernels"]["operations"].values()) == {"reference"}
+
+
+def test_kernels_that_are_wrong_are_said_last_and_exit_4(twoends, monkeypatch):
+    def unsound(values):
+        raise NotSound("the native 'matmul' differs from the reference.")
+
+    monkeypatch.setattr(load, "choose_kernels", unsound)
+    result = twoends("doctor")
+    assert result.code == 4
+    assert "kernels   NOT USABLE, see below" in result.out
+    assert result.err == "twoends: the native 'matmul' differs from the reference.\n"
+
+
+def test_a_directory_that_is_not_there_is_refused(twoends):
+    result = twoends("doctor", "--disk", "/no/such")
+    assert result.code == 2
+    assert result.err.startswith("twoends: --disk: /no/such can't be measured: No such file or directory.\n")
