@@ -71,7 +71,8 @@ def learning_rate(recipe: TrainRecipe, step: int) -> float:
 
 def make_optimizer(model: KimiK3, recipe: TrainRecipe) -> torch.optim.AdamW:
     """AdamW; only matrices decay (not norms, biases, gates of decay, filters, depth queries)."""
-    decayed, plain = [], []
+    decayed: list[torch.nn.Parameter] = []
+    plain: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         matrix = parameter.ndim >= 2 and "conv1d" not in name and "res_proj" not in name
         (decayed if matrix else plain).append(parameter)
@@ -119,7 +120,7 @@ class Run:
             group["lr"] = rate
         self.model.train()
         loss = self.model.loss(ids[:, :-1], ids[:, 1:], ignore=-1)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

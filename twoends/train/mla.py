@@ -14,7 +14,7 @@ LATENT_EPS = 1e-6
 
 
 class GatedLatentAttention(nn.Module):
-    """MLA mixer of one layer: x [B,T,D] -> [B,T,D]. No rotation: `rope` names the keys shared by all heads."""
+    """MLA mixer of one layer: x [B,T,D] -> [B,T,D]. No rotation: `rope` names the shared keys."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()

@@ -109,7 +109,7 @@ def parse_recipe(text: str, *, path: Path) -> Recipe:
         raise _refuse(path, "top level", "has unknown sections", unknown, known)
     tokenizer = _section(raw, "tokenizer", TokenizerRecipe, path=path, derived={})
     if stated := _DERIVED & set(raw.get("model", {})):
-        raise _refuse(path, "model", "states what the tokenizer decides", stated, set())
+        raise _refuse(path, "model", "states what the tokenizer decides", set(stated), set())
     ranks = tokenizer.num_ranks
     derived = {
         "vocab_size": ranks + NUM_SPECIALS,
