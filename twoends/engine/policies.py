@@ -120,6 +120,8 @@ class Decayed:
 
 def _shares(num_slots: int, num_layers: int) -> np.ndarray:
     """Slots per layer; what doesn't divide goes to the later layers, which reuse more."""
+    if not num_layers:
+        return np.zeros(0, np.int64)
     transit = min(num_slots, 4)
     per_layer, rest = divmod(num_slots - transit, num_layers)
     share = np.full(num_layers, per_layer)
