@@ -1,0 +1,143 @@
+"""Policies by themselves: whose slot is given up, against plain rules written here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.plain_caches import belady_hits, lru_hits
+from twoends.engine.policies import make_policy
+
+NUM_LAYERS, NUM_EXPERTS, FIRST_LAYER = 3, 9, 1
+PROPERTY = settings(max_examples=40, deadline=None)
+
+
+class Cache:
+    """The least that a policy needs around it: which key is in which slot, and which are busy."""
+
+    def __init__(self, name: str, num_slots: int, *, num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS) -> None:
+        self.policy = make_policy(
+            name, num_slots, first_layer=FIRST_LAYER, num_layers=num_layers, num_experts=num_experts
+        )
+        self.num_slots = num_slots
+        self.slots: dict[int, tuple[int, int]] = {}
+        self.served: list[tuple[int, int]] = []
+        self.hits: list[bool] = []
+
+    def route(self, layer: int, experts: list[int]) -> None:
+        """One token's experts of one layer, hits first, at most as many busy as there are slots."""
+        self.policy.observe(layer, np.array([experts], np.int32))
+        here = {key: slot for slot, key in self.slots.items()}
+        order = [(layer, e) for e in experts if (layer, e) in here]
+        order += [(layer, e) for e in experts if (layer, e) not in here]
+        busy: list[int] = []
+        for key in order:
+            if len(busy) == self.num_slots:
+                busy.pop(0)
+            slot = next((s for s, k in self.slots.items() if k == key), None)
+            self.served.append(key)
+            self.hits.append(slot is not None)
+            if slot is None:
+                slot = self._place(key, busy)
+                assert slot not in busy
+                assert 0 <= slot < self.num_slots
+                self.slots[slot] = key
+            else:
+                self.policy.touch(key, slot)
+            busy.append(slot)
+
+    def _place(self, key: tuple[int, int], busy: list[int]) -> int:
+        """A slot, if need be after the oldest uses have ended; the pass can always go on."""
+        slot = self.policy.place(key, busy.__contains__)
+        while slot is None:
+            assert busy, "with nothing busy there must be a slot"
+            busy.pop(0)
+            slot = self.policy.place(key, busy.__contains__)
+        return slot
+
+
+def choices(*, most: int):
+    """Tokens: per token and layer some distinct experts, best first."""
+    one = st.lists(st.integers(0, NUM_EXPERTS - 1), min_size=1, max_size=most, unique=True)
+    return st.lists(st.tuples(*[one] * NUM_LAYERS), min_size=1, max_size=25)
+
+
+def run(name: str, num_slots: int, tokens) -> Cache:
+    cache = Cache(name, num_slots)
+    for token in tokens:
+        for i, experts in enumerate(token):
+            cache.route(FIRST_LAYER + i, list(experts))
+    return cache
+
+
+@pytest.mark.parametrize("name", ["lru", "decayed"])
+@given(num_slots=st.integers(1, 30), tokens=choices(most=6))
+@PROPERTY
+def test_a_slot_is_always_found_never_a_busy_one_and_no_hit_is_made_up(name, num_slots, tokens):
+    """`Cache.route` checks each placement; the future-knowing policy bounds the hits."""
+    cache = run(name, num_slots, tokens)
+    assert len(cache.slots) <= num_slots
+    assert sum(cache.hits) <= belady_hits(cache.served, num_slots)
+
+
+@given(num_slots=st.integers(4, 30), tokens=choices(most=4))
+@PROPERTY
+def test_lru_is_the_plain_list_in_order_of_use(num_slots, tokens):
+    cache = run("lru", num_slots, tokens)
+    passes = [[(FIRST_LAYER + i, e) for e in experts] for token in tokens for i, experts in enumerate(token)]
+    assert cache.hits == lru_hits(passes, num_slots)
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
+def test_below_one_cycle_lru_hits_nothing_and_decayed_does(share):
+    """A text that repeats its choices: the very case in which the oldest is always needed next."""
+    num_layers, top_k = 12, 4
+    num_slots = int(share * num_layers * top_k)
+    hits = {}
+    for name in ("lru", "decayed"):
+        cache = Cache(name, num_slots, num_layers=num_layers, num_experts=16)
+        for _ in range(20):
+            for layer in range(num_layers):
+                cache.route(FIRST_LAYER + layer, [3, 1, 4, 15])
+        hits[name] = sum(cache.hits)
+    assert hits["lru"] == 0
+    # All but the first token can hit on what a layer's share keeps: the slots without the four in transit.
+    assert hits["decayed"] >= 19 * (num_slots - 4)
+
+
+def test_decayed_keeps_the_often_chosen_and_lets_strangers_pass_through():
+    cache = Cache("decayed", 4 + NUM_LAYERS)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        for layer in range(FIRST_LAYER, FIRST_LAYER + NUM_LAYERS):
+            cache.route(layer, [7, int(rng.integers(0, 7))])
+    kept = set(cache.slots.values())
+    assert {(FIRST_LAYER + i, 7) for i in range(NUM_LAYERS)} <= kept
+
+
+def test_the_first_ranked_expert_outweighs_the_last():
+    """Both are chosen every token; only one slot is the layer's own."""
+    cache = Cache("decayed", 4 + 1, num_layers=1)
+    for _ in range(5):
+        cache.route(FIRST_LAYER, [2, 8])
+    cache.route(FIRST_LAYER, [5, 6, 0, 1])
+    assert (FIRST_LAYER, 2) in cache.slots.values()
+
+
+def test_a_share_never_exceeds_the_experts_of_a_layer_and_the_rest_is_in_transit():
+    cache = Cache("decayed", 40)
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        for layer in range(FIRST_LAYER, FIRST_LAYER + NUM_LAYERS):
+            cache.route(layer, rng.permutation(NUM_EXPERTS)[:5].tolist())
+    # 27 experts in 40 slots: after each was seen once nothing is missed again.
+    assert not any(cache.hits[:3])
+    assert len(set(cache.slots.values())) == NUM_LAYERS * NUM_EXPERTS == sum(not hit for hit in cache.hits)
+
+
+@pytest.mark.parametrize("name", ["lru", "decayed"])
+def test_a_model_without_experts_needs_no_slot(name):
+    policy = make_policy(name, 0, first_layer=2, num_layers=0, num_experts=0)
+    assert policy.name == name
