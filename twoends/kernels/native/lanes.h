@@ -11,15 +11,20 @@ namespace TWOENDS_ISA {
 // How one group of 32 elements lies in memory, and its even and odd elements.
 struct Bf16 {
   static constexpr size_t element_bytes = 2;
-  static TWOENDS_INLINE void pair(const uint8_t* p, f32x16& even, f32x16& odd) {
-    even = bf16_even(p);
-    odd = bf16_odd(p);
+  // Whether even and odd elements by themselves cost no more than both together.
+  static constexpr bool separable = true;
+  static TWOENDS_INLINE f32x16 even(const uint8_t* p) { return bf16_even(p); }
+  static TWOENDS_INLINE f32x16 odd(const uint8_t* p) { return bf16_odd(p); }
+  static TWOENDS_INLINE void pair(const uint8_t* p, f32x16& e, f32x16& o) {
+    e = even(p);
+    o = odd(p);
   }
 };
 struct F32 {
   static constexpr size_t element_bytes = 4;
-  static TWOENDS_INLINE void pair(const uint8_t* p, f32x16& even, f32x16& odd) {
-    deinterleave(load((const float*)p), load((const float*)p + 16), even, odd);
+  static constexpr bool separable = false;
+  static TWOENDS_INLINE void pair(const uint8_t* p, f32x16& e, f32x16& o) {
+    deinterleave(load((const float*)p), load((const float*)p + 16), e, o);
   }
 };
 

@@ -25,18 +25,34 @@ TWOENDS_INLINE f32x16 scale_of(uint8_t byte) {
   return set1(s);
 }
 
+// acc[r][t] = fma(w[r], x[t], acc[r][t]) for one half, even or odd, of a group.
+template <int R, int T>
+TWOENDS_INLINE void half_step(const f32x16 (&w)[R], const float* x, size_t x_stride, f32x16 (&acc)[R][T]) {
+  TWOENDS_UNROLL
+  for (int t = 0; t < T; ++t) {
+    const f32x16 xt = load(x + t * x_stride);
+    TWOENDS_UNROLL
+    for (int r = 0; r < R; ++r) acc[r][t] = fma(w[r], xt, acc[r][t]);
+  }
+}
+
 // One group of R rows met with the same group of T inputs.
 template <class W, int R, int T>
 TWOENDS_INLINE void plain_step(const uint8_t* const (&w)[R], const float* x, size_t x_stride, f32x16 (&acc)[R][T]) {
   f32x16 even[R], odd[R];
   TWOENDS_UNROLL
-  for (int r = 0; r < R; ++r) W::pair(w[r], even[r], odd[r]);
-  TWOENDS_UNROLL
-  for (int t = 0; t < T; ++t) {
-    const f32x16 x0 = load(x + t * x_stride), x1 = load(x + t * x_stride + kLanes);
-    TWOENDS_UNROLL
-    for (int r = 0; r < R; ++r) acc[r][t] = fma(odd[r], x1, fma(even[r], x0, acc[r][t]));
+  for (int r = 0; r < R; ++r) {
+    if constexpr (W::separable)
+      even[r] = W::even(w[r]);
+    else
+      W::pair(w[r], even[r], odd[r]);
   }
+  half_step<R, T>(even, x, x_stride, acc);
+  if constexpr (W::separable) {
+    TWOENDS_UNROLL
+    for (int r = 0; r < R; ++r) odd[r] = W::odd(w[r]);
+  }
+  half_step<R, T>(odd, x + kLanes, x_stride, acc);
 }
 
 // `ahead`: how far behind the rows at work lie the bytes that are fetched meanwhile, in the order of memory. The
@@ -127,7 +143,7 @@ constexpr int kRows = 4, kInputs = 5, kSingleRows = 8, kPackedRows = 2, kPackedI
 #elif defined(TWOENDS_USE_NEON)
 constexpr int kRows = 2, kInputs = 2, kSingleRows = 4, kPackedRows = 1, kPackedInputs = 4, kPackedSingleRows = 1;
 #else
-constexpr int kRows = 2, kInputs = 2, kSingleRows = 4, kPackedRows = 1, kPackedInputs = 3, kPackedSingleRows = 1;
+constexpr int kRows = 2, kInputs = 2, kSingleRows = 4, kPackedRows = 1, kPackedInputs = 3, kPackedSingleRows = 2;
 #endif
 // Rows that stay in the cache while all inputs pass by.
 constexpr size_t kStripeRows = 16;

@@ -25,24 +25,37 @@ inline To bit_cast(From from) {
   return to;
 }
 
-// One rounding. Without the instruction: the product is exact in binary64; the sum is rounded to odd
-// there, so that the second rounding can't meet a false tie. No branch, so that the loops vectorise.
-inline float fma1(float a, float b, float c) {
 #if defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
-  return std::fma(a, b, c);
+inline f32x16 fma(f32x16 x, f32x16 y, f32x16 z) { TWOENDS_EACH(std::fma(x.v[i], y.v[i], z.v[i])); }
 #else
-  const double product = (double)a * (double)b, addend = c;
-  const double sum = product + addend;
-  const double part = sum - product;
-  const double error = (product - (sum - part)) + (addend - part);
-  const int64_t bits = bit_cast<int64_t>(sum);
-  // Up in magnitude when the error points away from zero, else down.
-  const int64_t step = ((bit_cast<int64_t>(error) ^ bits) >> 63) | 1;
-  const int64_t inexact = -(int64_t)((error < 0) | (error > 0));
-  const int64_t even = (bits & 1) - 1;
-  return (float)bit_cast<double>(bits + (step & inexact & even));
-#endif
+// One rounding without the instruction. The product is exact in binary64; its sum with z is rounded to odd
+// there, so that the second rounding, to binary32, can't meet a false tie. Two lanes at a time, the widest
+// vector of binary64 that every 64-bit machine has.
+typedef float two32 __attribute__((vector_size(8)));
+typedef double two64 __attribute__((vector_size(16)));
+typedef uint64_t two_bits __attribute__((vector_size(16)));
+
+inline f32x16 fma(f32x16 x, f32x16 y, f32x16 z) {
+  f32x16 r;
+  for (int i = 0; i < 16; i += 2) {
+    two32 a32, b32, c32;
+    std::memcpy(&a32, x.v + i, sizeof a32);
+    std::memcpy(&b32, y.v + i, sizeof b32);
+    std::memcpy(&c32, z.v + i, sizeof c32);
+    const two64 c = __builtin_convertvector(c32, two64);
+    const two64 product = __builtin_convertvector(a32, two64) * __builtin_convertvector(b32, two64);
+    const two64 sum = product + c, part = sum - product;
+    const two64 error = (product - (sum - part)) + (c - part);
+    const two_bits bits = (two_bits)sum;
+    // Up in magnitude (+1) when the error points away from zero, else down (-1).
+    const two_bits step = 1 - (((two_bits)error ^ bits) >> 63 << 1);
+    const two_bits inexact = (two_bits)(error < 0) | (two_bits)(error > 0), even = (bits & 1) - 1;
+    const two32 once = __builtin_convertvector((two64)(bits + (step & inexact & even)), two32);
+    std::memcpy(r.v + i, &once, sizeof once);
+  }
+  return r;
 }
+#endif
 
 inline f32x16 set1(float x) { TWOENDS_EACH(x); }
 inline f32x16 zero() { return set1(0.f); }
@@ -59,7 +72,6 @@ inline f32x16 operator+(f32x16 x, f32x16 y) { TWOENDS_EACH(x.v[i] + y.v[i]); }
 inline f32x16 operator-(f32x16 x, f32x16 y) { TWOENDS_EACH(x.v[i] - y.v[i]); }
 inline f32x16 operator*(f32x16 x, f32x16 y) { TWOENDS_EACH(x.v[i] * y.v[i]); }
 inline f32x16 operator/(f32x16 x, f32x16 y) { TWOENDS_EACH(x.v[i] / y.v[i]); }
-inline f32x16 fma(f32x16 x, f32x16 y, f32x16 z) { TWOENDS_EACH(fma1(x.v[i], y.v[i], z.v[i])); }
 
 // a < b ? x : y and a <= b ? x : y; a comparison with NaN is false.
 inline f32x16 select_lt(f32x16 a, f32x16 b, f32x16 x, f32x16 y) { TWOENDS_EACH(a.v[i] < b.v[i] ? x.v[i] : y.v[i]); }
