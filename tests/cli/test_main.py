@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from twoends.cli import main
+from twoends.cli.command import parse
 from twoends.cli.main import COMMANDS, load_command, overview
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,19 @@ def test_an_unknown_option_gets_the_nearest_right_one(twoends):
     assert result.err == (
         "twoends: 'run' has no option --thread.\n\n    nearest known name   --threads\n\n"
         "  See all options:  twoends run --help\n"
+        "  A word that begins with - and is no option goes after --\n"
     )
+
+
+def test_words_after_two_dashes_are_no_options():
+    values = parse(load_command("run"), ["-n", "3", "--", "MODEL", "--seed"])
+    assert (values.model, values.prompt, values.n, values.seed) == ("MODEL", "--seed", 3, 0)
+
+
+def test_options_may_stand_between_the_words():
+    values = parse(load_command("run"), ["MODEL", "-n", "3", "- a list", "--stop=-x", "--stop", "y"])
+    assert (values.model, values.prompt, values.n, values.stop) == ("MODEL", "- a list", 3, ["-x", "y"])
+    assert values.given == {"model", "prompt", "n", "stop"}
 
 
 @pytest.mark.parametrize(

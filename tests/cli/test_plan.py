@@ -14,6 +14,25 @@ from twoends.engine import open as engine_open
 SHARED_K3 = Path(__file__).parents[3] / "shared" / "data" / "kimi-k3"
 
 SCREEN = """\
+Kimi K3   9 layers (6 KDA, 3 MLA)   3.8 MB on disk               budget 124.0 MB
+
+  stays      program            121.0 MB  ########  measured; 76 MB to spare
+             recurrent state     98.3 KB            6 KDA layers, one sequence
+             latent cache         2.2 MB  #         4,096 tokens of 528 B
+             embedding rows     131.1 KB            read one by one
+             activations         49.2 KB            2 tokens at a time
+             pinned trunk        53.2 KB            stays
+  streams    trunk window       348.2 KB            panels of 65.5 KB
+             8 expert slots     147.5 KB            of 112 experts
+  left over                       5.9 KB
+
+  one token  3.4 MB trunk + 440.0 KB experts = 3.8 MB
+             at most: experts that are already here are not read again
+  estimate   1.91 s of reading at 2.0 MB/s (twoends doctor, 2026-11-30)
+
+  floor       123.8 MB   the least budget that runs
+  more        128.0 MB   224 ms a token
+             the answer is the same at any budget
 """
 
 

@@ -76,6 +76,15 @@ def test_the_live_line_keeps_the_place_of_the_text():
     assert screen.out.getvalue() == "once upon"
 
 
+def test_a_terminal_is_not_given_control_characters_but_a_pipe_is():
+    terminal = Screen(out=Terminal(), err=io.StringIO(), colour=False, is_live=False)
+    pipe = on_pipe()
+    for screen in (terminal, pipe):
+        screen.text("a\x1b[2Jb\tc\n")
+    assert terminal.out.getvalue() == "a\ufffd[2Jb\tc\n"
+    assert pipe.out.getvalue() == "a\x1b[2Jb\tc\n"
+
+
 def test_narration_on_the_terminal_of_the_text_begins_a_line():
     screen = Screen(out=Terminal(), err=Terminal(), colour=False, is_live=False)
     screen.text("once")

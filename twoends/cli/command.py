@@ -100,10 +100,12 @@ def parse(command: Command, words: Sequence[str]) -> Values:
         else:
             action = "append" if option.many else "store"
             parser.add_argument(option.flag, dest=option.key, action=action)
-    found, unknown = parser.parse_known_intermixed_args(list(words))
+    # Ours, because Python versions differ in what they do with "--" among mixed words.
+    before, literal = split_at_dashes(words)
+    found, unknown = parser.parse_known_intermixed_args(before)
     if unknown:
         raise _unknown(command, unknown[0])
-    values = _arguments(command, found.words)
+    values = _arguments(command, [*found.words, *literal])
     given = {name for name, word in values.items() if word is not None}
     for option in options:
         raw = getattr(found, option.key)
@@ -111,6 +113,12 @@ def parse(command: Command, words: Sequence[str]) -> Values:
             given.add(option.key)
         values[option.key] = _value(option, raw)
     return Values(values, frozenset(given))
+
+
+def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first "--", in which options count, and those after it."""
+    at = list(words).index("--") if "--" in words else len(words)
+    return list(words[:at]), list(words[at + 1 :])
 
 
 def usage(command: Command) -> str:
@@ -226,7 +234,7 @@ def _unknown(command: Command, word: str) -> OptionError:
     return OptionError(
         f"'{command.name}' has no option {flag}.",
         evidence=[("nearest known name", nearest(flag, known))],
-        remedies=_see(command),
+        remedies=[*_see(command), "A word that begins with - and is no option goes after --"],
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from twoends.cli.command import Command, help_text, nearest, parse
+from twoends.cli.command import Command, help_text, nearest, parse, split_at_dashes
 from twoends.cli.screen import Screen, columns
 from twoends.errors import OptionError, TwoendsError
 
@@ -58,8 +58,13 @@ def main() -> int:
 
 def call(words: Sequence[str], *, environment: Mapping[str, str]) -> int:
     """Runs the command that `words` ask for; every error ends here as a message and a code."""
+    options, literal = split_at_dashes(words)
+    debug = "--debug" in options
+    shown = [word for word in options if word != "--debug"]
+    if literal:
+        shown += ["--", *literal]
     try:
-        return _call(list(words), Screen.of_process(), environment)
+        return _call(shown, Screen.of_process(), environment, debug=debug)
     except BrokenPipeError:
         # Nobody reads what we write any more; a message would go nowhere either.
         return 1
@@ -104,45 +109,41 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def _call(words: list[str], screen: Screen, environment: Mapping[str, str]) -> int:
+def _call(words: list[str], screen: Screen, environment: Mapping[str, str], *, debug: bool) -> int:
     try:
         check_environment(environment)
         _dispatch(words, screen)
     except TwoendsError as error:
-        return _report(error, screen, debug="--debug" in words)
+        return _report(error, screen, debug=debug)
     except KeyboardInterrupt:
         screen.alert("twoends: stopped; nothing half written was left.")
         return 1
     except BrokenPipeError:
         raise
     except Exception as error:
-        return _defect(error, screen, debug="--debug" in words)
+        return _defect(error, screen, debug=debug)
     return 0
 
 
 def _dispatch(words: list[str], screen: Screen) -> None:
-    words_without_debug = [word for word in words if word != "--debug"]
-    if not words_without_debug or words_without_debug[0] in ("--help", "-h", "help"):
+    if not words or words[0] in ("--help", "-h", "help"):
         screen.line(overview())
         return
-    if words_without_debug[0] == "--version":
+    if words[0] == "--version":
         from twoends import __version__
 
         screen.line(f"twoends {__version__}")
         return
-    if words_without_debug[0].startswith("-"):
-        flag = words_without_debug[0]
-        known = ["--help", "--version", "--debug"]
+    if words[0].startswith("-"):
         raise OptionError(
-            f"the first word must be a command; there is no option {flag} here.",
-            evidence=[("nearest known name", nearest(flag, known))],
+            f"the first word must be a command; there is no option {words[0]} here.",
+            evidence=[("nearest known name", nearest(words[0], ["--help", "--version", "--debug"]))],
             remedies=["See all commands:  twoends"],
         )
-    verb, *rest = words_without_debug
+    verb, *rest = words
     try:
         command = load_command(verb)
-        options = rest[: rest.index("--")] if "--" in rest else rest
-        if "--help" in options or "-h" in options:
+        if {"--help", "-h"} & set(split_at_dashes(rest)[0]):
             screen.line(help_text(command))
             return
         values = parse(command, rest)

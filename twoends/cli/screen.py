@@ -17,6 +17,8 @@ from typing import TextIO
 COLUMNS = 80
 _BAR_CELLS = 10
 _DRAW_EVERY_S = 0.1
+# Text of a model may hold escape sequences; tab and line end are all that a terminal needs of them.
+_HARMLESS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33"}
 
 # The live line stands one row below the text. Index and reverse index (ESC D, ESC M) keep the column
@@ -54,10 +56,10 @@ class Screen:
         return Screen(out=self.out, err=self.err, colour=False, is_live=False, quiet=True)
 
     def text(self, text: str) -> None:
-        """A piece of the result, at once."""
+        """A piece of the result, at once. A terminal gets control characters as U+FFFD, not to obey them."""
         if text:
             self.clear_live()
-            self.out.write(text)
+            self.out.write(text.translate(_HARMLESS) if self._text_on_terminal else text)
             self.out.flush()
             self._ended_line = text.endswith("\n")
 
