@@ -1,11 +1,13 @@
 """Sessions: token ids and state in one file that continues exactly, or is refused.
 
 File (docs/format.md): 8 bytes "TWOENDS1", 8 bytes header length (little-endian), the header (JSON),
-the arrays as little-endian binary32 in the order of the header, 32 bytes BLAKE2b of all before.
+32 bytes BLAKE2b of all that, the arrays as little-endian binary32 in the order of the header, 32
+bytes BLAKE2b of all before. So a plan can trust the header before the arrays are read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -53,7 +55,7 @@ def save_session(path: Path, *, checkpoint: Checkpoint, ids: list[int], state: S
             "arrays": [[name, list(array.shape)] for name, array in arrays],
         }
     ).encode("ascii")
-    size = len(_MAGIC) + 8 + len(header) + sum(array.nbytes for _, array in arrays) + _DIGEST_BYTES
+    size = len(_MAGIC) + 8 + len(header) + sum(array.nbytes for _, array in arrays) + 2 * _DIGEST_BYTES
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         free = shutil.disk_usage(path.absolute().parent).free
@@ -63,13 +65,16 @@ def save_session(path: Path, *, checkpoint: Checkpoint, ids: list[int], state: S
             _write(file, header, arrays)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         if error.errno in (28, 122):  # ENOSPC, EDQUOT
             raise _disk_full(path, size, None) from error
         raise SessionError(
             f"the session can't be saved to {path}: {error.strerror}.",
             remedies=["Choose another --save FILE."],
         ) from error
+    finally:
+        # Whatever ended it, a signal included; after the rename there is no such file.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            temporary.unlink()
     return size
 
 
@@ -119,20 +124,23 @@ def restore_state(saved: SavedSession, state: SequenceState) -> None:
 def _identity(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "version": 1,
-        "fingerprint": checkpoint.index.fingerprint,
+        # Before the fingerprint, which it is a part of: so that a refusal names what differs.
         "latent_eps": checkpoint.config.latent_eps,
+        "fingerprint": checkpoint.index.fingerprint,
     }
 
 
 def _write(file: BinaryIO, header: bytes, arrays: list[tuple[str, F32]]) -> None:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     head = _MAGIC + len(header).to_bytes(8, "little") + header
-    for block in (
-        head,
-        *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for _, array in arrays),
-    ):
-        file.write(block)
-        digest.update(block)
+    head += _digest_of(head)
+    file.write(head)
+    digest.update(head)
+    for _, array in arrays:
+        # A view: a copy of a long cache would not be in the budget.
+        view = array.reshape(-1).view(np.uint8).data
+        file.write(view)
+        digest.update(view)
     file.write(digest.digest())
     file.flush()
     os.fsync(file.fileno())
@@ -148,13 +156,17 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(start[len(_MAGIC) :], "little")
     if length > min(_MAX_HEADER_BYTES, path.stat().st_size):
         raise _damaged(path, f"it announces a header of {length:,} bytes")
-    try:
-        header = json.loads(file.read(length))
-    except ValueError as error:
-        raise _damaged(path, "its header is not JSON") from error
+    raw = file.read(length)
+    if file.read(_DIGEST_BYTES) != _digest_of(start + raw):
+        raise _damaged(path, "the checksum of its header differs")
+    header = json.loads(raw)
     if not isinstance(header, dict) or not {"ids", "position", "arrays"} <= header.keys():
         raise _damaged(path, "its header lacks a field")
-    return header, len(start) + length
+    return header, len(start) + length + _DIGEST_BYTES
+
+
+def _digest_of(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def _damaged(path: Path, reason: str) -> SessionError:
