@@ -20,6 +20,7 @@ from twoends.engine.reader import Reader
 from twoends.engine.store import WeightStore
 from twoends.engine.trace import Counters, Trace
 from twoends.engine.window import Window
+from twoends.errors import DoesNotFit
 from twoends.kernels.ops import F32, I32, Ops
 from twoends.model.state import SequenceState
 
@@ -110,7 +111,22 @@ class OpenModel:
         return self.state.num_bytes + self._window.num_bytes + self._slots.num_bytes
 
     def run_pass(self, ids: list[int], *, layer_done: LayerDone, all_rows: bool = False) -> F32:
-        """Logits after the last of `ids` (or after each): one pass over the weights."""
+        """Logits after the last of `ids` (or after each): one pass over the weights.
+
+        Raises DoesNotFit if the plan's context has no room for them, ReadError, NotSound. After an
+        error in a pass the state is not whole: the model can only be closed.
+        """
+        assert ids, "a pass carries at least one token"
+        assert 0 <= min(ids) <= max(ids) < self.config.vocab_size, "ids lie in the vocabulary"
+        if self.state.position + len(ids) > self.state.capacity:
+            raise DoesNotFit(
+                f"the context of {self.state.capacity:,} tokens is full.",
+                evidence=[
+                    ("gone through", f"{self.state.position:,} tokens"),
+                    ("next", f"{len(ids):,} more"),
+                ],
+                remedies=["Open the model with a larger context."],
+            )
         ids_T: I32 = np.array(ids, np.int32)
         if self.trace.on:
             self.trace.event("pass", position=self.state.position, tokens=len(ids))
