@@ -85,7 +85,8 @@ def test_a_config_alone_gives_the_plan_of_the_whole_checkpoint(twoends, nano, tm
 def test_the_release_has_a_floor_under_one_gigabyte(twoends):
     found = json.loads(twoends("plan", SHARED_K3, "--ram", "8GB", "--context", "4096", "--json").out)
     assert found["num_layers"] == 93
-    assert found["floor_bytes"] < 10**9
+    # the released tokenizer is not beside the config; its share must fit as well
+    assert found["floor_bytes"] + found["missing_tokenizer_bytes"] < 10**9
 
 
 @pytest.mark.skipif(not SHARED_K3.is_dir(), reason="the released config is not beside the repository")

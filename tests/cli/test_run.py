@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
+import os
+import re
 import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from twoends.cli import load, report, run_model
+from twoends.engine import open as engine_open
 
 JSON_FIELDS = {
     *("model", "prompt_ids", "ids", "text", "finish", "logits_digest", "ids_digest", "kernels"),
@@ -146,6 +151,29 @@ def test_a_truncated_shard_is_refused_at_open(twoends, nano, tmp_path):
     result = twoends("run", copy, "hello")
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith(f"twoends: {shard.name} ends 5 bytes early")
+
+
+def test_a_read_error_ends_the_run_and_keeps_the_text_so_far(twoends, nano, monkeypatch):
+    straight = twoends("run", nano, "hello", "-n", 40, "--ram", "8GB", "--no-direct").out
+    reads = itertools.count()
+
+    def worn_out(fd, buffers, offset):
+        if next(reads) > 600:
+            raise OSError(errno.EIO, "Input/output error")
+        return sound(fd, buffers, offset)
+
+    sound = os.preadv
+    # a budget at the floor reads in every pass
+    monkeypatch.setattr(engine_open, "resident_bytes", lambda: 45_000_000)
+    floor = as_json(twoends("run", nano, "hello", "-n", 40, "--json"))["plan"]["floor_bytes"] + 10**5
+    monkeypatch.setattr(os, "preadv", worn_out)
+    result = twoends("run", nano, "hello", "-n", 40, "--ram", floor, "--no-direct")
+    assert result.code == 1
+    assert result.out != ""
+    assert straight.startswith(result.out.rstrip("\n"))
+    assert re.search(
+        r"twoends: reading model-\d+-of-000010.safetensors failed: Input/output error", result.err
+    )
 
 
 def test_a_trace_has_one_object_per_line(twoends, nano, tmp_path):

@@ -1,8 +1,7 @@
 """What a command is: a table of options. The table parses the words, writes the help and docs/cli.md.
 
 argparse splits the words; conversion and every message are ours, so that neither depends on the
-Python version. Neither typer nor rich is used: they would add 4 MB to the floor of every run and
-70 ms to every start (docs/log.md).
+Python version (docs/decisions/0005).
 """
 
 from __future__ import annotations
