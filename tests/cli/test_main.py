@@ -62,7 +62,7 @@ def test_words_after_two_dashes_are_no_options():
 def test_options_may_stand_between_the_words():
     values = parse(load_command("run"), ["MODEL", "-n", "3", "- a list", "--stop=-x", "--stop", "y"])
     assert (values.model, values.prompt, values.n, values.stop) == ("MODEL", "- a list", 3, ["-x", "y"])
-    assert values.given == {"model", "prompt", "n", "stop"}
+    assert values.given == {"n": ["3"], "stop": ["-x", "y"]}
 
 
 @pytest.mark.parametrize(

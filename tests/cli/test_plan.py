@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from twoends.cli.disks import DiskRate
+from twoends.cli.plan_model import PlanReport, draw
+from twoends.cli.screen import Screen
 from twoends.engine import open as engine_open
+from twoends.engine.budget import Plan, Row
 
 SHARED_K3 = Path(__file__).parents[3] / "shared" / "data" / "kimi-k3"
 
 SCREEN = """\
-Kimi K3   9 layers (6 KDA, 3 MLA)   3.8 MB on disk               budget 124.0 MB
+Kimi K3   93 layers (69 KDA, 24 MLA)   1.56 TB on disk            budget 8.00 GB
 
-  stays      program            121.0 MB  ########  measured; 76 MB to spare
-             recurrent state     98.3 KB            6 KDA layers, one sequence
-             latent cache         2.2 MB  #         4,096 tokens of 528 B
-             embedding rows     131.1 KB            read one by one
-             activations         49.2 KB            2 tokens at a time
-             pinned trunk        53.2 KB            stays
-  streams    trunk window       348.2 KB            panels of 65.5 KB
-             8 expert slots     147.5 KB            of 112 experts
-  left over                       5.9 KB
+  stays      program            117.0 MB  #         measured; 12 MB to spare
+             recurrent state    464.6 MB  #         69 KDA layers, one sequence
+             latent cache       226.5 MB  #         4,096 tokens of 55,296 B
+             pinned trunk        6.70 GB  #######   stays
+  streams    trunk window       100.7 MB  #         panels of 8.4 MB
+             20 expert slots    350.9 MB  #         of 82,432 experts
+  left over                      40.3 MB  #
 
-  one token  3.4 MB trunk + 440.0 KB experts = 3.8 MB
+  one token  104.46 GB trunk + 25.83 GB experts = 130.29 GB
              at most: experts that are already here are not read again
-  estimate   1.91 s of reading at 2.0 MB/s (twoends doctor, 2026-11-30)
+  estimate   27.1 s of reading at 4.80 GB/s (twoends doctor, 2026-11-30)
 
-  floor       123.8 MB   the least budget that runs
-  more        128.0 MB   224 ms a token
+  floor       912.0 MB   the least budget that runs
+  less         6.00 GB   27.1 s a token
+  more        12.00 GB   27.1 s a token
              the answer is the same at any budget
 """
+
+
+def a_plan(ram_bytes: int) -> Plan:
+    """A plan by hand, so that the screen's letters don't depend on the planner."""
+
+    def row(name: str, num_bytes: int, remark: str) -> Row:
+        return Row(name=name, num_bytes=num_bytes, remark=remark)
+
+    shown = {
+        "ram_bytes": ram_bytes,
+        "pinned_bytes": 6_700_000_000,
+        "slot_bytes": 17_551_360,
+        "rows": (
+            row("program", 117_000_000, "measured; 12 MB to spare"),
+            row("recurrent state", 464_600_000, "69 KDA layers, one sequence"),
+            row("latent cache", 226_500_000, "4,096 tokens of 55,296 B"),
+            row("pinned trunk", 6_700_000_000, "stays"),
+            row("trunk window", 100_700_000, "panels of 8.4 MB"),
+            row("20 expert slots", 350_900_000, "of 82,432 experts"),
+        ),
+        "floor_rows": (row("program", 912_000_000, ""),),
+        "trunk_bytes_per_pass": 111_160_000_000,
+        "expert_bytes_per_request": 17_547_264.0,
+        "experts_per_pass": 1472,
+        "embedding_bytes_per_token": 20_480,
+    }
+    return Plan(**{field.name: shown.get(field.name, 0) for field in dataclasses.fields(Plan)})
 
 
 @pytest.fixture
@@ -42,12 +73,22 @@ def fixed_program(monkeypatch):
     monkeypatch.setattr(engine_open, "resident_bytes", lambda: 45_000_000)
 
 
-def test_the_screen_to_the_letter(twoends, nano, fixed_program, monkeypatch):
-    rate = DiskRate(bytes_per_s=2e6, date="2026-11-30", is_direct=True)
-    monkeypatch.setattr("twoends.cli.plan_model.rate_under", lambda directory: rate)
-    result = twoends("plan", nano, "--ram", "124MB", "--kernels", "reference")
-    assert (result.code, result.err) == (0, "")
-    assert result.out == SCREEN
+def test_the_screen_to_the_letter(capsys):
+    layers = {"kda_layers": range(69), "mla_layers": range(24), "num_layers": 93, "family": "kimi-k3"}
+    checkpoint = SimpleNamespace(
+        config=SimpleNamespace(**layers), index=SimpleNamespace(total_bytes=1_560_860_324_864)
+    )
+    report = PlanReport(
+        checkpoint=checkpoint,
+        plan=a_plan(8 * 10**9),
+        below=a_plan(6 * 10**9),
+        above=a_plan(12 * 10**9),
+        rate=DiskRate(bytes_per_s=4.8e9, date="2026-11-30", is_direct=True),
+        is_predicted=False,
+        has_tokenizer=True,
+    )
+    draw(report, Screen.of_process())
+    assert capsys.readouterr().out == SCREEN
 
 
 def test_json_has_the_floor_and_every_row(twoends, nano, fixed_program):

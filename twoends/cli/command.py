@@ -70,9 +70,9 @@ class Command:
 
 
 class Values:
-    """The words of one call, converted; `given` are the keys that the user wrote."""
+    """The words of one call, converted; `given` are the options that the user wrote, with their words."""
 
-    def __init__(self, values: dict[str, Any], given: frozenset[str]) -> None:
+    def __init__(self, values: dict[str, Any], given: dict[str, list[str]]) -> None:
         self._values = values
         self.given = given
 
@@ -105,13 +105,13 @@ def parse(command: Command, words: Sequence[str]) -> Values:
     if unknown:
         raise _unknown(command, unknown[0])
     values = _arguments(command, [*found.words, *literal])
-    given = {name for name, word in values.items() if word is not None}
+    given: dict[str, list[str]] = {}
     for option in options:
         raw = getattr(found, option.key)
         if raw is not None and raw is not False:
-            given.add(option.key)
+            given[option.key] = [] if raw is True else raw if option.many else [raw]
         values[option.key] = _value(option, raw)
-    return Values(values, frozenset(given))
+    return Values(values, given)
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:

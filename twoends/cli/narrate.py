@@ -45,7 +45,7 @@ def say_what_runs(
         rows.append(("vision", f"{plural(count, 'tensor')} ({size}) not used: text only"))
     if not (checkpoint.directory / RANK_FILE).exists():
         rows.append(("text", f"this checkpoint has no {RANK_FILE}: ids only"))
-    idle = sorted(values.given & {"seed", "top_p", "top_k"}) if values.temperature == 0 else []
+    idle = sorted({"seed", "top_p", "top_k"} & set(values.given)) if values.temperature == 0 else []
     if idle:
         flags = ", ".join(f"--{key.replace('_', '-')}" for key in idle)
         rows.append(("note", f"{flags} without effect: --temperature is 0 (greedy)"))

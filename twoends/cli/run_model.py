@@ -32,7 +32,7 @@ from twoends.kernels.choose import Choice
 from twoends.units import format_bytes
 
 # Options that say what to begin with, not how to go on.
-_NOT_REPEATED = {"model", "prompt", "ids", "n", "load", "save", "trace", "json", "debug"}
+_NOT_REPEATED = {"ids", "n", "load", "save", "trace", "json", "debug"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ def _raise_what_went_wrong(report: RunReport, values: Values, trouble: TwoendsEr
     if report.outcome.finish == "interrupted":
         num_done = len(report.outcome.ids)
         raise TwoendsError(
-            f"stopped after {num_done:,} of {values.n:,} tokens; the session is in {report.session}.",
+            f"stopped after {num_done:,} of {values.n:,} tokens; the session is saved.",
             remedies=[f"Go on:  {_how_to_go_on(report, values)}"],
         )
 
@@ -211,13 +211,11 @@ def _aborted(values: Values) -> TwoendsError:
 def _how_to_go_on(report: RunReport, values: Values) -> str:
     words = ["twoends", "run", str(report.model), "--load", str(report.session)]
     words += ["-n", str(values.n - len(report.outcome.ids))]
-    for key in sorted(values.given - _NOT_REPEATED):
-        flag, value = f"--{key.replace('_', '-')}", getattr(values, key)
-        if value is True:
-            words.append(flag)
-        else:
-            for item in value if isinstance(value, list) else [value]:
-                words += [flag, str(item)]
+    for key, given in values.given.items():
+        if key in _NOT_REPEATED:
+            continue
+        flag = f"--{key.replace('_', '-')}"
+        words += [part for word in given for part in (flag, word)] if given else [flag]
     return shlex.join(words)
 
 

@@ -86,6 +86,14 @@ class Screen:
         self.err.write(f"{begin}{text}\n")
         self.err.flush()
 
+    def alert_from_signal(self, text: str) -> None:
+        """The same in a signal handler: past the stream's buffer, which may be in the midst of a write."""
+        clear = f"{_DOWN}{_BACK}" if self._live_shown else ""
+        begin = "\n" if self._text_on_terminal and self.err.isatty() and not self._ended_line else ""
+        end = "\x1b[K" if self.is_live else ""
+        os.write(self.err.fileno(), f"{clear}{begin}{text}{end}\n".encode())
+        self._live_shown, self._ended_line = False, self._ended_line or bool(begin)
+
     def live(self, text: str) -> None:
         """Draws the live line, in place of the one before; ten times a second at most."""
         now = time.monotonic()
@@ -93,9 +101,10 @@ class Screen:
             self._drawn_at = now
             width = shutil.get_terminal_size((COLUMNS, 24)).columns - 1
             shown = self.paint(text[:width], "dim")
+            # Set first: a signal may come while the line is being written.
+            self._live_shown = True
             self.err.write(f"{_MAKE_ROOM}{_DOWN}{shown}{_BACK}")
             self.err.flush()
-            self._live_shown = True
 
     def clear_live(self) -> None:
         """Takes the live line away."""

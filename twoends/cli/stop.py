@@ -35,7 +35,7 @@ class StopSignals:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self._screen.alert(
+        self._screen.alert_from_signal(
             f"twoends: {signal.Signals(number).name}: finishing this {self._unit}, then saving; "
             "once more stops now."
         )
