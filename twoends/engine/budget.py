@@ -166,11 +166,14 @@ def _share_out(
     config: ModelConfig, index: CheckpointIndex, *, left: int, floor_window: int, slot: int
 ) -> _Shares:
     """Trunk first, whole if it fits; else slots for one choice, a wider window, pinned panels; slots last."""
+    left = left // PAGE * PAGE
     slots = MIN_SLOTS if slot else 0
     whole = trunk_entries(config, index, panel_bytes=_WHOLE_MATRIX_BYTES)
     whole_bytes = pass_bytes(whole)
     decoded = sum(decoded_vectors(whole))
-    if left + floor_window >= align_up(whole_bytes + decoded):
+    # Without room for one layer's choice, reads of experts can't go on side by side.
+    choice = align_up(config.experts_per_token * slot)
+    if left + floor_window >= align_up(whole_bytes + decoded) + choice:
         left -= align_up(whole_bytes + decoded) - floor_window
         shares = _Shares(
             window=0,
@@ -183,30 +186,28 @@ def _share_out(
         )
     else:
         if slot:
-            # Without room for one layer's choice, reads of experts can't go on side by side.
             extra = min(left // (2 * slot), config.experts_per_token)
-            slots, left = slots + extra, left - extra * slot
+            slots, left = slots + extra, left - align_up(extra * slot)
         wider = max(min(left // 2, _WIDE_WINDOW_BYTES - floor_window), 0) // PAGE * PAGE
         window, left = floor_window + wider, left - wider
         panel = min(max(window // 8, _MIN_PANEL_BYTES), _MAX_PANEL_BYTES)
         entries = trunk_entries(config, index, panel_bytes=panel)
-        # Small tensors of pinned layers stay decoded; their share is that of the pinned trunk.
-        decoded = min(left, decoded * left // whole_bytes + max(decoded_vectors(whole)))
-        pin_budget = (left - decoded) // PAGE * PAGE
+        # Short of everything, so that no layer's small tensors stay decoded.
+        pin_budget = min(left, pass_bytes(entries) - PAGE) // PAGE * PAGE
         pinned = choose_pins(entries, pin_budget)[1]
-        left -= align_up(pinned + decoded) if pinned else 0
+        left -= pinned
         shares = _Shares(
             window=window,
             panel=panel,
             pin_budget=pin_budget,
             pinned=pinned,
-            decoded=decoded if pinned else 0,
+            decoded=0,
             slots=slots,
             entries=entries,
         )
     if slot:
         all_slots = len(config.moe_layers) * config.num_experts
-        shares.slots += min(max(left, 0) // slot, all_slots - shares.slots)
+        shares.slots += min(left // slot, all_slots - shares.slots)
     return shares
 
 

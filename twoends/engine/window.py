@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twoends.engine.arena import POISON, Arena
-from twoends.engine.layout import Entry, Panel
+from twoends.engine.layout import Entry, MatrixEntry, Panel, pass_bytes
 from twoends.engine.reader import Read, Reader
 from twoends.kernels.ops import Bytes
 
@@ -167,18 +167,21 @@ def choose_pins(entries: tuple[Entry, ...], pinned_bytes: int) -> tuple[list[np.
     """Per entry and panel the place in the pinned arena, or -1; and the bytes of that arena.
 
     They are at most `pinned_bytes`, spread evenly: every pinned byte saves one byte of reading a pass
-    wherever it lies; spread out, disk and arithmetic stay busy side by side.
+    wherever it lies; spread out, disk and arithmetic stay busy side by side. Small tensors stay
+    decoded where they are pinned, which takes their memory twice: they are pinned with all or not.
     """
-    total = sum(e.panel(k).room for e in entries for k in range(e.num_panels))
+    total = pass_bytes(entries)
+    everything = pinned_bytes >= total
     share = min(1.0, pinned_bytes / total)
     places: list[np.ndarray] = []
     seen = used = 0
     for entry in entries:
         place = np.full(entry.num_panels, -1, np.int64)
+        may_stay = everything or isinstance(entry, MatrixEntry)
         for k in range(entry.num_panels):
             room = entry.panel(k).room
             seen += room
-            if used + room <= min(pinned_bytes, seen * share + 1):
+            if may_stay and used + room <= min(pinned_bytes, seen * share + 1):
                 place[k] = used
                 used += room
         places.append(place)
