@@ -107,6 +107,16 @@ def test_an_unforeseen_exception_is_called_a_defect_and_has_no_traceback(twoends
     assert "Traceback" not in result.err
 
 
+def test_memory_that_the_system_refuses_does_not_fit(twoends, monkeypatch):
+    def refused() -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(main, "overview", refused)
+    result = twoends()
+    assert result.code == 3
+    assert result.err.startswith("twoends: the system refused this process more memory.\n")
+
+
 def test_debug_shows_the_traceback(twoends, monkeypatch):
     monkeypatch.setattr(main, "overview", lambda: 1 // 0)
     assert "Traceback" in twoends("--debug").err

@@ -65,6 +65,14 @@ def test_the_card_ends_with_both_digests(twoends, nano):
     assert max(map(len, lines[1:])) <= 80 + len(str(nano))
 
 
+def test_the_card_says_when_a_stop_text_ended_the_run(twoends, nano):
+    text = as_json(twoends("run", nano, "hello", "-n", 8, "--json"))["text"]
+    result = twoends("run", nano, "hello", "-n", 8, "--stop", text[3:5])
+    assert (result.code, result.out) == (0, text[: text.index(text[3:5])] + "\n")
+    assert "  ended " in result.err
+    assert result.err.count("at a text of --stop") == 1
+
+
 def test_a_run_below_the_floor_is_refused_before_a_weight_is_read(twoends, nano):
     result = twoends("run", nano, "hello", "--ram", "1MB")
     assert (result.code, result.out) == (3, "")

@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 failed; 2 asked wrongly; 3 does not fit; 4 not sound (erro
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import NoReturn
 
 from twoends.cli.command import Command, help_text, nearest, parse, split_at_dashes
 from twoends.cli.screen import Screen, columns
-from twoends.errors import OptionError, TwoendsError
+from twoends.errors import DoesNotFit, OptionError, TwoendsError
 
 # verb -> what it does. Each verb is a module of this package whose `command()` describes it.
 COMMANDS = {
@@ -120,6 +121,10 @@ def _call(words: list[str], screen: Screen, environment: Mapping[str, str], *, d
         return 1
     except BrokenPipeError:
         raise
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            return _defect(error, screen, debug=debug)
+        return _report(_refused_memory(), screen, debug=debug)
     except Exception as error:
         return _defect(error, screen, debug=debug)
     return 0
@@ -163,6 +168,25 @@ def _report(error: TwoendsError, screen: Screen, *, debug: bool) -> int:
         screen.alert(traceback.format_exc())
     screen.alert(f"{screen.paint('twoends:', 'red')} {error}")
     return error.exit_code
+
+
+def _refused_memory() -> DoesNotFit:
+    """The system gave less than the budget: a limit on the process, or nothing is left."""
+    import resource
+
+    rows = [
+        (name, f"{soft:,} bytes")
+        for name, number in (("RLIMIT_AS", resource.RLIMIT_AS), ("RLIMIT_DATA", resource.RLIMIT_DATA))
+        if (soft := resource.getrlimit(number)[0]) != resource.RLIM_INFINITY
+    ]
+    return DoesNotFit(
+        "the system refused this process more memory.",
+        evidence=rows or [("limits", "none on this process: the machine or its control group is full")],
+        remedies=[
+            "Lower --ram. Such limits also count memory that is reserved and never used,",
+            "which is about 30 MB here.",
+        ],
+    )
 
 
 def _defect(error: Exception, screen: Screen, *, debug: bool) -> int:

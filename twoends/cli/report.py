@@ -19,6 +19,8 @@ from twoends.generate.generator import Outcome
 from twoends.kernels.choose import Choice
 from twoends.units import format_bytes, format_duration
 
+_ENDS = {"stop_id": "by the model, with a stop token", "stop_string": "at a text of --stop"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
@@ -113,6 +115,8 @@ def draw_card(report: RunReport, screen: Screen) -> None:
         ),
         ("memory", f"{format_bytes(report.peak_bytes)} at most, of {format_bytes(report.plan.ram_bytes)}"),
     ]
+    if outcome.finish in _ENDS:
+        rows.insert(1, ("ended", _ENDS[outcome.finish]))
     if report.session is not None:
         rows.append(("session", f"{report.session}"))
     rows.append(
