@@ -43,15 +43,16 @@ def distance(found: np.ndarray, wanted: torch.Tensor) -> float:
     return float(np.abs(found - wanted.numpy()).max() / np.abs(wanted.numpy()).max())
 
 
-# Units in the last place of the true value. sigmoid: 2.402 is the worst of all arguments from -32 to -1/64, at
-# -4.1572933. softplus: 2.769 is the worst that was found, at -2.7679970. silu is a product on top of sigmoid.
+# In units in the last place of the true value. Tried on every argument from -32 to -1/64 and 1/64 to 4: the
+# worst are exp 0.987, tanh 1.331, sigmoid 2.402 at -4.1572933 and softplus 2.797 at -2.7570076.
 @pytest.mark.parametrize(
     ("ours", "theirs", "low", "high", "bound"),
     [
         (elementary.exp, torch.exp, -104.5, 88.7, 1.0),
         (elementary.sigmoid, torch.sigmoid, -104.5, 104.5, 2.41),
         (elementary.tanh, torch.tanh, -12.0, 12.0, 1.5),
-        (elementary.softplus, lambda x: F.softplus(x, threshold=1e9), -104.5, 104.5, 3.0),
+        (elementary.softplus, lambda x: F.softplus(x, threshold=1e9), -104.5, 104.5, 2.8),
+        # a product on top of sigmoid, whose error may double in the product's unit
         (elementary.silu, F.silu, -80.0, 104.5, 2 * 2.41 + 0.5),
     ],
     ids=["exp", "sigmoid", "tanh", "softplus", "silu"],
@@ -59,7 +60,7 @@ def distance(found: np.ndarray, wanted: torch.Tensor) -> float:
 def test_elementary_functions_are_as_near_as_stated(ours, theirs, low, high, bound) -> None:
     rng = np.random.default_rng(1)
     # Evenly spread values, where the worst lies, and values of every exponent down to the subnormals.
-    spread = [rng.uniform(low, high, 50_000), rng.uniform(-8, 2, 200_000), [-4.1572933, -2.7679970]]
+    spread = [rng.uniform(low, high, 50_000), rng.uniform(-8, 2, 200_000), [-4.1572933, -2.7570076]]
     tiny = np.ldexp(rng.uniform(1, 2, 50_000), rng.integers(-149, 6, 50_000)) * rng.choice([-1, 1], 50_000)
     x = np.concatenate([*spread, tiny[(tiny > low) & (tiny < high)]]).astype(np.float32)
     truth = theirs(wide(x)).numpy()
