@@ -17,14 +17,23 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def counted_bytes() -> int:
+    """What this process takes of its budget now: its resident set.
+
+    Under a data limit of the system (RLIMIT_DATA) memory counts when it is asked for, touched or
+    not: BLAS alone reserves tens of megabytes that it never touches. Then that count, if larger.
+    """
+    resident = resident_bytes()
+    if resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY:
+        return resident
+    return max(resident, _status_bytes("VmData") or 0)
+
+
 def peak_resident_bytes() -> int:
     """Highest resident set of this process so far."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except FileNotFoundError:
-        pass
+    found = _status_bytes("VmHWM")
+    if found is not None:
+        return found
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -38,6 +47,15 @@ def available_bytes() -> int:
     return min(limits)
 
 
+def _status_bytes(field: str) -> int | None:
+    """A size from /proc/self/status; None on systems without it."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
 def _system_available() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -49,7 +67,7 @@ def _system_available() -> int:
 
 
 def _cgroup_available() -> list[int]:
-    """What the memory cgroups of this process leave, version 1 and 2; empty where there are none."""
+    """What the memory cgroups of this process and their parents leave, version 1 and 2."""
     found: list[int] = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -58,11 +76,19 @@ def _cgroup_available() -> list[int]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
-            base = Path("/sys/fs/cgroup/memory") / path.lstrip("/")
-            found += _left(base / "memory.limit_in_bytes", base / "memory.usage_in_bytes")
+            found += _left_up_to(Path("/sys/fs/cgroup/memory"), path, "limit_in_bytes", "usage_in_bytes")
         elif controllers == "":
-            base = Path("/sys/fs/cgroup") / path.lstrip("/")
-            found += _left(base / "memory.max", base / "memory.current")
+            found += _left_up_to(Path("/sys/fs/cgroup"), path, "max", "current")
+    return found
+
+
+def _left_up_to(root: Path, path: str, limit: str, usage: str) -> list[int]:
+    """A limit may stand on any group above the own one."""
+    own = root / path.lstrip("/")
+    groups = [own, *(parent for parent in own.parents if parent == root or root in parent.parents)]
+    found: list[int] = []
+    for group in groups:
+        found += _left(group / f"memory.{limit}", group / f"memory.{usage}")
     return found
 
 

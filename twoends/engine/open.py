@@ -14,7 +14,7 @@ from twoends.engine.experts import ExpertSlots
 from twoends.engine.files import ReadAt, WeightFiles, read_at
 from twoends.engine.forward import LayerDone, forward
 from twoends.engine.layout import trunk_entries
-from twoends.engine.memory import resident_bytes
+from twoends.engine.memory import counted_bytes
 from twoends.engine.policies import make_policy
 from twoends.engine.reader import Reader
 from twoends.engine.store import WeightStore
@@ -50,7 +50,7 @@ class Checkpoint:
             self.config,
             self.index,
             ram_bytes=ram_bytes,
-            program_bytes=resident_bytes(),
+            program_bytes=counted_bytes(),
             context_tokens=context_tokens,
             chunk_tokens=chunk_tokens,
             backend_bytes=REFERENCE_BACKEND_BYTES if reference else 0,
