@@ -77,15 +77,6 @@ def checkpoint(request, tmp_path_factory) -> tuple[Path, list[int]]:
     return directory, ids.tolist()
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Torch's own threads would only disturb: these models take milliseconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def transformers_logits(directory: Path, ids: list[int], dtype) -> np.ndarray:
     """Logits of every position by transformers' plain PyTorch path; every tensor must find its place."""
     model, loading = modeling.KimiLinearForCausalLM.from_pretrained(
