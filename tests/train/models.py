@@ -28,7 +28,7 @@ def tiny_architecture(**changes: Any) -> Architecture:
         "full_attn_layers": (3, 5, 6), "num_experts": 6, "num_experts_per_token": 2,
         "num_shared_experts": 2, "moe_intermediate_size": 32, "routed_expert_hidden_size": 32,
         "routed_scaling_factor": 1.0, "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0,
-        "attn_res_block_size": 3, "rms_norm_eps": 1e-5, "max_position_embeddings": 1 << 20,
+        "attn_res_block_size": 3, "rms_norm_eps": 1e-5,
         "bos_token_id": 344, "eos_token_id": 345, "pad_token_id": 599,
     }  # fmt: skip
     return Architecture(**(fields | changes))

@@ -41,7 +41,6 @@ activation_situ_beta = 4.0
 activation_situ_linear_beta = 25.0
 attn_res_block_size = 2
 rms_norm_eps = 1e-5
-max_position_embeddings = 1048576
 [tokenizer]
 num_ranks = 400
 sample_characters = 40000

@@ -110,7 +110,8 @@ def test_the_tokenizer_files_name_the_specials_behind_the_ranks(exported: tuple[
     assert read_rank_file(folder / "tiktoken.model") == RANKS
     assert added["344"]["content"] == "[BOS]"
     assert added["599"]["content"] == "[PAD]"
-    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 345
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation == {"max_length": 1048576, "eos_token_id": 345}
 
 
 def test_a_weight_that_is_not_finite_is_not_exported(tmp_path: Path) -> None:

@@ -138,3 +138,9 @@ def test_one_epoch_uses_every_row_once_and_the_next_in_another_order() -> None:
     ]
     assert all(sorted(itertools.chain(*epoch)) == list(range(12)) for epoch in epochs)
     assert epochs[0] != epochs[1]
+
+
+def test_a_recipe_that_compiles_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(OptionError, match=r"compile = true.*no-such-compiler"):
+        Run(_recipe(compile=True), _text(), tmp_path)

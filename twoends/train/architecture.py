@@ -39,7 +39,6 @@ class Architecture:
     activation_situ_linear_beta: float
     attn_res_block_size: int
     rms_norm_eps: float
-    max_position_embeddings: int
     bos_token_id: int
     eos_token_id: int
     pad_token_id: int

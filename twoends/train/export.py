@@ -31,6 +31,8 @@ from twoends.train.qat import pack, unpack
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(w[123])\.(weight_packed|weight_scale)")
 _PREFIX = "language_model."
+# As released: nothing in the model counts positions, so nothing shorter would be true.
+_MAX_LENGTH = 1 << 20
 
 
 def model_config(arch: Architecture) -> ModelConfig:
@@ -121,7 +123,6 @@ def architecture(config: ModelConfig) -> Architecture:
         routed_scaling_factor=config.routed_scaling,
         activation_situ_beta=config.situ_beta,
         rms_norm_eps=config.eps,
-        max_position_embeddings=1 << 20,
         **optional,  # type: ignore[arg-type]
     )
 
@@ -160,7 +161,7 @@ def export_checkpoint(model: KimiK3, directory: Path, *, ranks: list[bytes]) -> 
     write_checkpoint(directory, list(checkpoint_plans(config, "mxfp4")), source)
     for name, text in tokenizer_files(ranks).items():
         write_text(directory / name, text)
-    generation = {"max_length": model.arch.max_position_embeddings, "eos_token_id": model.arch.eos_token_id}
+    generation = {"max_length": _MAX_LENGTH, "eos_token_id": model.arch.eos_token_id}
     write_text(directory / "generation_config.json", json.dumps(generation, indent=2))
     write_text(directory / "config.json", config_text(config, expert_format="mxfp4"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable
@@ -93,6 +94,18 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     partial.replace(path)
 
 
+def _need_compiler() -> None:
+    """TorchInductor builds its kernels with a C++ compiler and fails late, and at length, without one."""
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++", "c++"]
+    if not any(shutil.which(name) for name in names):
+        raise OptionError(
+            f"The recipe says compile = true, but there is no C++ compiler ({', '.join(names)}).",
+            remedies=[
+                "Install one (Debian, Ubuntu: apt install g++), or set compile = false: slower, no kernels."
+            ],
+        )
+
+
 class Run:
     """A model in training: `step` advances it; `save` and `restore` carry it over a kill, bit by bit."""
 
@@ -105,6 +118,7 @@ class Run:
         self.model = KimiK3(recipe.model).initialise(recipe.train.seed)
         self.model.multiply_in(_DTYPES[recipe.train.matmul_dtype])
         if recipe.train.compile:
+            _need_compiler()
             self.model.compile_parts()
         self.optimizer = make_optimizer(self.model, recipe.train)
         self.done_steps = 0
