@@ -7,11 +7,14 @@ since the trace began.
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+from twoends.errors import DoesNotFit, TwoendsError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,10 +51,26 @@ class Trace:
         """One line; the caller tests `on` first where building the fields costs something."""
         if self._file is not None:
             t_s = round(time.perf_counter() - self._began, 6)
-            self._file.write(json.dumps({"t_s": t_s, "event": event, **fields}) + "\n")
+            try:
+                self._file.write(json.dumps({"t_s": t_s, "event": event, **fields}) + "\n")
+            except OSError as error:
+                raise self._failed(error) from error
 
     def close(self) -> None:
-        """Flushes and closes the file."""
+        """Flushes and closes the file. Raises DoesNotFit when the disk is full."""
         if self._file is not None:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                raise self._failed(error) from error
             self._file = None
+
+    def _failed(self, error: OSError) -> TwoendsError:
+        """The trace ends here; what was written of it stays, whole lines but for the last."""
+        assert self._file is not None
+        name, self._file = self._file.name, None
+        kind = DoesNotFit if error.errno in (errno.ENOSPC, errno.EDQUOT) else TwoendsError
+        return kind(
+            f"the trace can't be written to {name}: {error.strerror}.",
+            remedies=["Choose another --trace FILE, or leave it out."],
+        )
