@@ -12,14 +12,18 @@ from typing import Protocol
 
 import numpy as np
 
-from twoends.kernels.ops import I32
+from twoends.kernels.ops import F32, I32
 
 Key = tuple[int, int]  # (layer, expert)
 
-# Half of a score is gone after three tokens; the best-ranked expert of a token is worth four times
-# the last one (reuse by gate rank on a real K3 trace falls from 0.68 to 0.18).
-_DECAY = 0.8
-_LAST_RANK_WEIGHT = 0.25
+# Fixed once for all models, by replay of two real traces (docs/log.md, 2026-11-30).
+_FAST_DECAY = np.float32(0.5)
+_SLOW_DECAY = np.float32(0.98)
+_SLOW_WEIGHT = np.float32(0.05)
+# The best-ranked expert of a token is worth ten times the last one: reuse by gate rank on a real
+# K3 trace falls from 0.68 to 0.18, and the differences are what ranks the candidates.
+_LAST_RANK_WEIGHT = 0.1
+_TRANSIT_SLOTS = 4
 
 
 class Policy(Protocol):
@@ -62,72 +66,88 @@ class Lru:
 
 
 class Decayed:
-    """A share of the slots per layer, kept for the experts with the highest decayed, rank-weighted use.
+    """Keeps the experts with the best chance of being chosen again, whatever layer they belong to.
 
-    A few transit slots belong to no layer: an expert that doesn't earn a place in its layer's
-    share passes through one of them.
+    Per layer every expert has a score: uses weighted by gate rank, decayed once a token at two
+    speeds (most reuse comes within a few tokens, some experts are popular for long). A new expert
+    takes the place of the lowest score of all, if that is lower than its own; a layer whose turn is
+    far off counts less, since its experts would hold their slots longer. The others pass through a
+    few transit slots. Choosing costs one look per layer, not per slot: each layer knows its lowest.
     """
 
     name = "decayed"
 
     def __init__(self, num_slots: int, *, first_layer: int, num_layers: int, num_experts: int) -> None:
         self._first_layer = first_layer
-        self._scores_LE = np.zeros((num_layers, num_experts), np.float32)
-        self._free: list[list[int]] = [[] for _ in range(num_layers)]
-        self._kept: list[dict[int, int]] = [{} for _ in range(num_layers)]
-        share = np.minimum(_shares(num_slots, num_layers), num_experts)
-        transit = max(num_slots - int(share.sum()), 0)
-        self._transit = Lru(transit)
-        slot = transit
-        for layer, count in enumerate(share.tolist()):
-            self._free[layer] = list(range(slot, slot + count))
-            slot += count
-        self._first_owned = transit
+        self._fast_LE = np.zeros((num_layers, num_experts), np.float32)
+        self._slow_LE = np.zeros((num_layers, num_experts), np.float32)
+        self._slot_LE = np.full((num_layers, num_experts), -1, np.int32)
+        self._lowest_L = np.full(num_layers, np.inf, np.float32)
+        self._loser_L = np.zeros(num_layers, np.int64)
+        # Slots of a layer whose turn has just passed wait a whole cycle for it to come again.
+        ahead_L = np.arange(num_layers, dtype=np.float32) / max(num_layers, 1)
+        self._nearness_L = 1 / (1 + ahead_L)
+        all_fit = num_slots >= num_layers * num_experts
+        self._num_transit = 0 if all_fit else min(num_slots, _TRANSIT_SLOTS)
+        self._transit = Lru(self._num_transit)
+        self._free = list(range(num_slots - 1, self._num_transit - 1, -1))
 
     def observe(self, layer: int, ids_TS: I32) -> None:
         """Scores of the layer decay once a token; the chosen experts gain by their rank."""
-        scores_E = self._scores_LE[layer - self._first_layer]
+        at = layer - self._first_layer
         gain_S = np.linspace(1.0, _LAST_RANK_WEIGHT, ids_TS.shape[1], dtype=np.float32)
         for ids_S in ids_TS:
-            scores_E *= np.float32(_DECAY)
-            scores_E[ids_S] += gain_S
+            self._fast_LE[at] *= _FAST_DECAY
+            self._slow_LE[at] *= _SLOW_DECAY
+            self._fast_LE[at, ids_S] += gain_S
+            self._slow_LE[at, ids_S] += gain_S
+        self._find_lowest(at, _never)
 
     def touch(self, key: Key, slot: int) -> None:
-        """Keeps the transit slots in order of use; owned slots go by score."""
-        if slot < self._first_owned:
+        """Keeps the transit slots in order of use; the others go by score."""
+        if slot < self._num_transit:
             self._transit.touch(key, slot)
 
     def place(self, key: Key, is_busy: Callable[[int], bool]) -> int | None:
-        """A free or lower-scored slot of the layer's share, else a transit slot."""
-        layer = key[0] - self._first_layer
-        kept, scores_E = self._kept[layer], self._scores_LE[layer]
-        if self._free[layer]:
-            slot = self._free[layer].pop()
-            kept[key[1]] = slot
-            return slot
-        candidates = [expert for expert, slot in kept.items() if not is_busy(slot)]
-        if candidates:
-            worst = min(candidates, key=lambda expert: (float(scores_E[expert]), expert))
-            if scores_E[worst] <= scores_E[key[1]]:
-                kept[key[1]] = slot = kept.pop(worst)
-                return slot
-        slot_in_transit = self._transit.place(key, is_busy)
-        if slot_in_transit is None and candidates:
-            # No way through: progress matters more than the better score.
-            kept[key[1]] = slot_in_transit = kept.pop(worst)
-        return slot_in_transit
+        """A free slot, else the lowest-scored one if `key` scores higher, else a transit slot."""
+        at = key[0] - self._first_layer
+        if self._free:
+            return self._keep(at, key[1], self._free.pop())
+        self._find_lowest(at, is_busy)
+        # Layer `at` itself comes last: its turn is now, and again after all the others.
+        value_L = self._lowest_L * np.roll(self._nearness_L, at + 1)
+        loser = int(value_L.argmin()) if value_L.size else 0
+        own = self._score(at)[key[1]] * self._nearness_L[-1]
+        if value_L.size and value_L[loser] <= own:
+            expert = int(self._loser_L[loser])
+            slot = int(self._slot_LE[loser, expert])
+            self._slot_LE[loser, expert] = -1
+            self._find_lowest(loser, is_busy)
+            return self._keep(at, key[1], slot)
+        return self._transit.place(key, is_busy)
+
+    def _keep(self, at: int, expert: int, slot: int) -> int:
+        self._slot_LE[at, expert] = slot
+        return slot
+
+    def _score(self, at: int) -> F32:
+        score_E: F32 = self._fast_LE[at] + _SLOW_WEIGHT * self._slow_LE[at]
+        return score_E
+
+    def _find_lowest(self, at: int, is_busy: Callable[[int], bool]) -> None:
+        """The layer's lowest-scored kept expert that is not busy; infinity where it keeps none."""
+        slots_E = self._slot_LE[at]
+        score_E = np.where(slots_E >= 0, self._score(at), np.float32(np.inf))
+        while True:
+            expert = int(score_E.argmin())
+            if not np.isfinite(score_E[expert]) or not is_busy(int(slots_E[expert])):
+                break
+            score_E[expert] = np.inf
+        self._lowest_L[at], self._loser_L[at] = score_E[expert], expert
 
 
-def _shares(num_slots: int, num_layers: int) -> np.ndarray:
-    """Slots per layer; what doesn't divide goes to the later layers, which reuse more."""
-    if not num_layers:
-        return np.zeros(0, np.int64)
-    transit = min(num_slots, 4)
-    per_layer, rest = divmod(num_slots - transit, num_layers)
-    share = np.full(num_layers, per_layer)
-    if rest:
-        share[-rest:] += 1
-    return share
+def _never(slot: int) -> bool:
+    return False
 
 
 def make_policy(name: str, num_slots: int, *, first_layer: int, num_layers: int, num_experts: int) -> Policy:
