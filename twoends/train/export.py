@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from twoends.checkpoint import mxfp4
 from twoends.checkpoint.config import ModelConfig, read_config
 from twoends.checkpoint.config_write import config_text
 from twoends.checkpoint.layout import TensorPlan, checkpoint_plans
@@ -27,7 +28,6 @@ from twoends.errors import CheckpointError
 from twoends.train.architecture import Architecture
 from twoends.train.bpe import tokenizer_files
 from twoends.train.model import KimiK3
-from twoends.train.qat import pack, unpack
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(w[123])\.(weight_packed|weight_scale)")
 _PREFIX = "language_model."
@@ -132,8 +132,8 @@ def _values(tensors: dict[str, Tensor], plan: TensorPlan) -> npt.NDArray[Any]:
     if match := _EXPERT.fullmatch(plan.name):
         bank, expert, matrix, what = match.groups()
         stacked = tensors[f"{bank.removeprefix(_PREFIX)}.{matrix}"]
-        packed, scale = pack(stacked[int(expert)].detach().float())
-        return (packed if what == "weight_packed" else scale).numpy()
+        packed, scale = mxfp4.encode(stacked[int(expert)].detach().float().numpy())
+        return packed if what == "weight_packed" else scale
     tensor = tensors[plan.name.removeprefix(_PREFIX)].detach().float()
     if plan.name.endswith("A_log"):
         tensor = torch.nn.functional.pad(tensor, (0, plan.shape[0] - tensor.shape[0]))
@@ -178,8 +178,10 @@ def load_checkpoint(directory: Path) -> KimiK3:
                 bank, matrix = match.groups()
                 for expert in range(tensor.shape[0]):
                     prefix = f"{_PREFIX}{bank}.{expert}.{matrix}"
-                    packed, scale = stored[f"{prefix}.weight_packed"], stored[f"{prefix}.weight_scale"]
-                    tensor[expert] = unpack(packed, scale)
+                    packed, scale = (
+                        stored[f"{prefix}.weight_{part}"].numpy() for part in ("packed", "scale")
+                    )
+                    tensor[expert] = torch.from_numpy(mxfp4.decode(packed, scale))
             else:
                 value = stored[_PREFIX + name].float()
                 tensor.copy_(value[: tensor.shape[0]] if name.endswith("A_log") else value)

@@ -85,6 +85,21 @@ class ExpertBank(nn.Module):
         return torch.bmm(self.activation(torch.bmm(z_ERZ.to(dtype), gate_up.mT)), down.mT)
 
 
+def expert_slots(chosen_NS: Tensor, *, num_experts: int) -> tuple[Tensor, int]:
+    """Where each choice stands when experts have equal room, [N*S], and that room in rows.
+
+    Every expert gets as many rows as the busiest needs, rounded up so that few shapes occur. None is dropped;
+    inside an expert the order of tokens is kept.
+    """
+    chosen = chosen_NS.flatten()
+    load = torch.bincount(chosen, minlength=num_experts)
+    room = int(-(-load.max() // _ROW_STEP) * _ROW_STEP)
+    order = chosen.argsort(stable=True)
+    first = (load.cumsum(0) - load)[chosen[order]]
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device) - first)
+    return chosen * room + rank, room
+
+
 class LatentMoe(nn.Module):
     """x [B,T,D] -> up(norm(sum of weighted experts of down(x))) + shared(x) (spec sections 7.1 to 7.3)."""
 
@@ -102,23 +117,14 @@ class LatentMoe(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_ND = x_BTD.flatten(0, 1)
-        chosen, weights = self.gate(x_ND)
+        chosen_NS, weights_NS = self.gate(x_ND)
         z_NZ = self.routed_expert_down_proj(x_ND)
-        experts = self.gate.weight.shape[0]
-        order = chosen.flatten().argsort(stable=True)
-        load = torch.bincount(chosen.flatten(), minlength=experts)
-        # Every expert gets the rows of the busiest, rounded up so that few shapes occur; none is dropped.
-        room = int(-(-load.max() // _ROW_STEP) * _ROW_STEP)
-        rank = (
-            torch.arange(len(order), device=order.device) - (load.cumsum(0) - load)[chosen.flatten()[order]]
-        )
-        slot = chosen.flatten()[order] * room + rank
-        z_rows = z_NZ.new_zeros(experts * room, z_NZ.shape[1]).index_copy(
-            0, slot, z_NZ[order // chosen.shape[1]]
-        )
-        y_rows = self.experts(z_rows.unflatten(0, (experts, room))).flatten(0, 1)
-        place = torch.empty_like(slot).scatter_(0, order, slot)
-        y_NSZ = y_rows[place].unflatten(0, chosen.shape).to(weights.dtype)
-        routed = self.routed_expert_norm((y_NSZ * weights[..., None]).sum(1))
+        experts, top_k = self.gate.weight.shape[0], chosen_NS.shape[1]
+        slots, room = expert_slots(chosen_NS, num_experts=experts)
+        rows = z_NZ.new_zeros(experts * room, z_NZ.shape[1])
+        rows = rows.index_copy(0, slots, z_NZ.repeat_interleave(top_k, 0))
+        rows = self.experts(rows.unflatten(0, (experts, room))).flatten(0, 1)
+        y_NSZ = rows[slots].unflatten(0, chosen_NS.shape).to(weights_NS.dtype)
+        routed = self.routed_expert_norm((y_NSZ * weights_NS[..., None]).sum(1))
         out = self.routed_expert_up_proj(routed) + self.shared_experts(x_ND)
         return out.unflatten(0, x_BTD.shape[:2])

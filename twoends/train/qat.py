@@ -64,25 +64,3 @@ class FakeQuantise(nn.Module):
         """Exactly the dequantised value: `weight - weight` adds only a zero and the way for the gradient."""
         values, exponent = quantise(weight)
         return dequantise(values, exponent).to(weight.dtype) + (weight - weight.detach())
-
-
-def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Released bytes of a matrix [N, K]: nibbles uint8 [N, K / 2] (low = even input) and scales [N, K / 32].
-
-    The scale byte is e + 127. Unpacking gives exactly what `FakeQuantise` gave the last forward pass.
-    """
-    values, exponent = quantise(weight)
-    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=weight.device)
-    code = torch.bucketize(values.abs(), grid).to(torch.uint8)
-    code |= torch.signbit(values).to(torch.uint8) << 3
-    packed = code[..., 0::2] | (code[..., 1::2] << 4)
-    return packed, (exponent + 127).to(torch.uint8)
-
-
-def unpack(packed: Tensor, scale: Tensor) -> Tensor:
-    """Binary32 weights of released MXFP4 bytes: the inverse of `pack` on values. NaN where scale is 255."""
-    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    table = torch.cat([grid, -grid])
-    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
-    weight = dequantise(table[codes.int()], scale.int() - 127)
-    return torch.where((scale == 255).repeat_interleave(BLOCK, -1), torch.nan, weight)
