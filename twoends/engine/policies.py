@@ -79,8 +79,9 @@ class Decayed:
 
     def __init__(self, num_slots: int, *, first_layer: int, num_layers: int, num_experts: int) -> None:
         self._first_layer = first_layer
-        self._fast_LE = np.zeros((num_layers, num_experts), np.float32)
-        self._slow_LE = np.zeros((num_layers, num_experts), np.float32)
+        # np.full touches its pages now; np.zeros would let memory grow later.
+        self._fast_LE = np.full((num_layers, num_experts), 0, np.float32)
+        self._slow_LE = np.full((num_layers, num_experts), 0, np.float32)
         self._slot_LE = np.full((num_layers, num_experts), -1, np.int32)
         self._lowest_L = np.full(num_layers, np.inf, np.float32)
         self._loser_L = np.zeros(num_layers, np.int64)
