@@ -7,6 +7,7 @@ since the trace began.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import time
@@ -60,15 +61,19 @@ class Trace:
         """Flushes and closes the file. Raises DoesNotFit when the disk is full."""
         if self._file is not None:
             try:
-                self._file.close()
+                self._file.flush()
             except OSError as error:
                 raise self._failed(error) from error
+            self._file.close()
             self._file = None
 
     def _failed(self, error: OSError) -> TwoendsError:
         """The trace ends here; what was written of it stays, whole lines but for the last."""
         assert self._file is not None
-        name, self._file = self._file.name, None
+        name, file = self._file.name, self._file
+        self._file = None
+        with contextlib.suppress(OSError):
+            file.close()
         kind = DoesNotFit if error.errno in (errno.ENOSPC, errno.EDQUOT) else TwoendsError
         return kind(
             f"the trace can't be written to {name}: {error.strerror}.",
