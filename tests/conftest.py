@@ -15,6 +15,11 @@ def pytest_addoption(parser):
         default="sample",
         help="full runs every combination of the bit contract on every instruction set",
     )
+    parser.addoption(
+        "--big",
+        action="store_true",
+        help="also runs checkpoints of 1.7 GB and of Kimi K3's true layer sizes under enforced limits",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -46,14 +46,12 @@ def _is_moved(name: str) -> bool:
     return (part == "w2" and expert % 2 == 1) or (part == "w3" and expert % 3 == 0)
 
 
-def tensor_place(directory: Path, ending: str) -> tuple[Path, int, int]:
-    """(file, first byte, bytes) of the one tensor whose name has this ending."""
+def tensor_place(directory: Path, ending: str) -> tuple[Path, int, str]:
+    """(file, first byte, dtype) of the one tensor whose name has this ending."""
     found = []
     for path in sorted(directory.glob("*.safetensors")):
         header = read_header(path)
-        found += [(path, header, name) for name in header.names if name.endswith(ending)]
+        found += [(path, header, at) for at, name in enumerate(header.names) if name.endswith(ending)]
     assert len(found) == 1, f"{len(found)} tensors end in {ending}"
-    path, header, name = found[0]
-    at = header.names.index(name)
-    begin, end = header.begins[at], header.ends[at]
-    return path, int(begin), int(end - begin)
+    path, header, at = found[0]
+    return path, int(header.begins[at]), header.dtypes[at]

@@ -1,0 +1,192 @@
+"""The second promise: `--ram` is the whole process, and the limit that says so stands outside of it.
+
+Two ways of enforcing it, each where it can be had (`pytest -rA` shows which applied): a memory
+cgroup, which counts page cache too, with the model's files evicted from the page cache first; and
+RLIMIT_DATA, which counts memory that is only reserved. Both are set to the budget itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.limits import Limited, evict, memory_group, run_limited
+from twoends.checkpoint.tiny import write_tiny
+
+IDS = "5,17,300,42,63,0,17,9"
+NUM_NEW = 8
+FAMILIES = ("kimi-k3", "kimi-linear")
+MEGABYTE = 10**6
+BIG_DISK_BYTES = 25 * 10**9
+
+big = pytest.mark.skipif("not config.getoption('--big')", reason="--big was not given")
+needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits are set as on Linux")
+pytestmark = needs_linux
+
+
+def words_of(directory: Path, *, ram_bytes: int | None, num_new: int = NUM_NEW, more=()) -> list[str]:
+    words = ["run", str(directory), "--ids", IDS, "-n", str(num_new), "--json", *more]
+    return words if ram_bytes is None else [*words, "--ram", str(ram_bytes)]
+
+
+def run_within(
+    limit: str, directory: Path, ram_bytes: int, record_property, *, timeout_s: float = 110, **options
+) -> Limited:
+    """A run whose budget is enforced from outside by the named limit, or a skip that says why not."""
+    words = words_of(directory, ram_bytes=ram_bytes, **options)
+    record_property("limit", limit)
+    if limit == "RLIMIT_DATA":
+        return run_limited(words, data_bytes=ram_bytes, timeout_s=timeout_s)
+    with memory_group(ram_bytes) as group:
+        if group is None:
+            pytest.skip("no memory cgroup can be made here")
+        if evict(directory):
+            pytest.skip("this file system keeps its page cache, which the cgroup would not be charged for")
+        done = run_limited(words, group=group, timeout_s=timeout_s)
+    assert done.peak_bytes is not None
+    assert done.peak_bytes <= ram_bytes
+    return done
+
+
+def assert_kept(found: dict, ram_bytes: int, limit: str) -> None:
+    """The budget held, and the three books agree: what was planned, what was measured, what is held.
+
+    Under RLIMIT_DATA the plan also has what is reserved and never touched, which no resident set shows.
+    """
+    assert found["ram_bytes"] == ram_bytes
+    assert found["peak_rss_bytes"] <= ram_bytes
+    rows = found["plan"]["rows"]
+    total = sum(row["num_bytes"] for row in rows)
+    assert total == found["plan"]["total_bytes"] <= ram_bytes
+    tolerance = max(0.05 * total, 32 * MEGABYTE)
+    assert found["peak_rss_bytes"] <= total
+    if limit != "RLIMIT_DATA":
+        assert total - found["peak_rss_bytes"] <= tolerance
+    apart = ("program", "activations", "embedding rows")
+    planned = sum(row["num_bytes"] for row in rows if row["name"] not in apart)
+    assert planned - tolerance <= found["held_bytes"] <= planned
+
+
+def same_answer(found: dict, expected: dict) -> None:
+    for field in ("ids", "ids_digest", "logits_digest", "position_digests", "text"):
+        assert found[field] == expected[field]
+
+
+@pytest.fixture(scope="module")
+def ample(nano_dirs):
+    """family -> a run in ample memory without a limit, and the floor of that process."""
+    return {
+        family: run_limited(words_of(directory, ram_bytes=None)).json()
+        for family, directory in nano_dirs.items()
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("limit", ["cgroup", "RLIMIT_DATA"])
+def test_a_model_runs_within_an_enforced_limit_with_the_same_bits(
+    nano_dirs, ample, record_property, family, limit
+):
+    """A megabyte above the floor; reserved memory, which RLIMIT_DATA counts, lies 40 MB higher."""
+    expected = ample[family]
+    ram_bytes = expected["plan"]["floor_bytes"] + MEGABYTE
+    if limit == "RLIMIT_DATA":
+        ram_bytes += 40 * MEGABYTE
+    found = run_within(limit, nano_dirs[family], ram_bytes, record_property).json()
+    same_answer(found, expected)
+    assert_kept(found, ram_bytes, limit)
+    if limit == "cgroup":
+        assert found["bytes_read"] > expected["bytes_read"], "a tight budget must stream"
+
+
+@pytest.mark.parametrize("limit", ["cgroup", "RLIMIT_DATA"])
+def test_the_limits_used_here_do_bite(limit):
+    """A program that takes twice the limit ends; otherwise the tests above would prove nothing."""
+    import resource
+
+    most = 100 * MEGABYTE
+    program = [sys.executable, "-c", f"x = bytearray({2 * most})\nfor i in range(0, len(x), 4096): x[i] = 1"]
+    with memory_group(most) as group:
+        if limit == "cgroup" and group is None:
+            pytest.skip("no memory cgroup can be made here")
+
+        def confine():
+            if limit == "cgroup":
+                group.enter()
+            else:
+                resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+        done = subprocess.run(program, preexec_fn=confine, capture_output=True, timeout=60)
+    assert done.returncode != 0
+    assert done.returncode == -9 or b"MemoryError" in done.stderr
+
+
+def assert_bytes_as_planned(found: dict, num_passes: int) -> None:
+    """Trunk to the byte, experts and all together to 1 %, alignment being under that at these sizes."""
+    plan = found["plan"]
+    trunk = plan["trunk_bytes_per_pass"] + (num_passes - 1) * plan["streamed_bytes_per_pass"]
+    assert found["bytes_trunk"] == trunk
+    misses = found["expert_requests"] - found["expert_hits"]
+    experts = misses * plan["expert_bytes_per_request"]
+    assert found["bytes_experts"] == pytest.approx(experts, rel=0.01)
+    assert found["bytes_read"] == pytest.approx(trunk + experts, rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("mini") / "mini"
+    write_tiny(directory, preset="mini", seed=0)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def mini_ample(mini):
+    return run_limited(words_of(mini, ram_bytes=3 * 10**9)).json()
+
+
+@big
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("limit", ["cgroup", "RLIMIT_DATA"])
+@pytest.mark.parametrize("policy", ["decayed", "lru"])
+def test_mini_runs_in_a_tenth_of_its_size(mini, mini_ample, record_property, limit, policy):
+    size = sum(path.stat().st_size for path in mini.iterdir())
+    ram_bytes = size // 10
+    found = run_within(
+        limit, mini, ram_bytes, record_property, more=["--policy", policy], timeout_s=280
+    ).json()
+    same_answer(found, mini_ample)
+    assert_kept(found, ram_bytes, limit)
+    assert_bytes_as_planned(found, num_passes=NUM_NEW)
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory):
+    """Five layers of Kimi K3's true sizes; experts are holes in the files, which read as zeros."""
+    directory = tmp_path_factory.mktemp("layer") / "layer"
+    free = shutil.disk_usage(directory.parent).free
+    if free < BIG_DISK_BYTES:
+        pytest.skip(f"{free / 1e9:.0f} GB of disk are free; this takes {BIG_DISK_BYTES / 1e9:.0f} GB")
+    write_tiny(directory, preset="layer", seed=0, sparse=True)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@big
+@pytest.mark.timeout(1500)
+def test_five_true_layers_of_kimi_k3_run_in_512_megabytes(layers, record_property):
+    """The trunk of these five layers and the head is some twenty times the budget."""
+    ram_bytes = 512 * MEGABYTE
+    with memory_group(ram_bytes) as group:
+        limit = "RLIMIT_DATA" if group is None else "cgroup"
+    found = run_within(limit, layers, ram_bytes, record_property, num_new=3, timeout_s=600).json()
+    assert_kept(found, ram_bytes, limit)
+    assert_bytes_as_planned(found, num_passes=3)
+    assert found["plan"]["trunk_bytes_per_pass"] > 10 * ram_bytes
+    other = run_limited(
+        words_of(layers, ram_bytes=3 * 10**9, num_new=3, more=["--chunk", "3"]), timeout_s=600
+    ).json()
+    same_answer(found, other)
