@@ -1,11 +1,20 @@
-"""`twoends bench kernels`: how fast each kernel is, after its bits were checked."""
+"""`twoends bench kernels`: how fast each kernel is, after its bits were checked.
+
+twoends.bench.kernels measures: `bench_kernels(threads=, isa=, progress=)` gives a frozen dataclass with
+`machine` (name, value) rows, `isa`, `threads`, `memory_bytes_per_s` and `rows`, each with `kernel`,
+`case` (its shape in words) and `bytes_per_s` (median). It raises NotSound before any rate is known.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 from twoends.cli.command import JSON, Argument, Command, Option, Values
 from twoends.cli.options import THREADS
-from twoends.cli.screen import Screen
+from twoends.cli.screen import Screen, columns, facts, plural, share_text
 from twoends.errors import OptionError
+from twoends.units import format_rate
 
 _SUBJECTS = ("kernels",)
 
@@ -35,4 +44,18 @@ def _act(values: Values, screen: Screen) -> None:
         raise OptionError(f"'{values.what}' can't be measured.", evidence=[("known", ", ".join(_SUBJECTS))])
     from twoends.bench.kernels import bench_kernels
 
-    bench_kernels(values, screen)
+    report = bench_kernels(threads=values.threads, isa=values.isa, progress=screen.live)
+    screen.clear_live()
+    if values.json:
+        screen.line(json.dumps(dataclasses.asdict(report)))
+        return
+    for line in facts([*report.machine, ("kernels", f"{report.isa}, {plural(report.threads, 'thread')}")]):
+        screen.line(line)
+    screen.line(f"  memory reads at {format_rate(report.memory_bytes_per_s)}, measured now")
+    screen.line()
+    rows = [["kernel", "shape", "rate", "of memory"]]
+    for row in report.rows:
+        share = share_text(row.bytes_per_s, report.memory_bytes_per_s)
+        rows.append([row.kernel, row.case, format_rate(row.bytes_per_s), share])
+    for line in columns(rows, right=(2, 3)):
+        screen.line(line)
