@@ -70,7 +70,7 @@ def a_plan(ram_bytes: int) -> Plan:
 @pytest.fixture
 def fixed_program(monkeypatch):
     """The program's own memory, which is measured, is always the same here."""
-    monkeypatch.setattr(engine_open, "resident_bytes", lambda: 45_000_000)
+    monkeypatch.setattr(engine_open, "counted_bytes", lambda: 45_000_000)
 
 
 def test_the_screen_to_the_letter(capsys):

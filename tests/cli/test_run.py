@@ -163,7 +163,7 @@ def test_a_truncated_shard_is_refused_at_open(twoends, nano, tmp_path):
 
 def test_a_read_error_ends_the_run_and_keeps_the_text_so_far(twoends, nano, monkeypatch):
     # a budget near the floor reads in every pass
-    monkeypatch.setattr(engine_open, "resident_bytes", lambda: 45_000_000)
+    monkeypatch.setattr(engine_open, "counted_bytes", lambda: 45_000_000)
     monkeypatch.setattr(run_model, "peak_resident_bytes", lambda: 0)
     words = ["run", nano, "hello", "-n", 40, "--no-direct", "--json"]
     floor = as_json(twoends(*words))["plan"]["floor_bytes"]
