@@ -107,6 +107,23 @@ def test_below_one_cycle_lru_hits_nothing_and_decayed_does(share):
     assert hits["decayed"] >= 19 * (num_slots - 4)
 
 
+@pytest.mark.parametrize("name", ["lru", "decayed"])
+def test_what_another_layer_still_uses_is_not_given_up(name):
+    """All hits of one layer, then misses of the next one while the first is not finished."""
+    cache = Cache(name, 8)
+    for _ in range(3):
+        cache.route(FIRST_LAYER, [0, 1, 2, 3])
+    policy = cache.policy
+    policy.observe(FIRST_LAYER, np.array([[0, 1, 2, 3]], np.int32))
+    busy = {slot for slot, (layer, _) in cache.slots.items() if layer == FIRST_LAYER}
+    for slot in busy:
+        policy.touch(cache.slots[slot], slot)
+    for _ in range(5):
+        policy.observe(FIRST_LAYER + 1, np.array([[4, 5, 6, 7]], np.int32))
+    given = [policy.place((FIRST_LAYER + 1, expert), busy.__contains__) for expert in range(4, 8)]
+    assert not busy & set(given)
+
+
 def test_decayed_keeps_the_often_chosen_and_lets_strangers_pass_through():
     cache = Cache("decayed", 4 + NUM_LAYERS)
     rng = np.random.default_rng(0)

@@ -115,17 +115,27 @@ class Decayed:
         if self._free:
             return self._keep(at, key[1], self._free.pop())
         self._find_lowest(at, is_busy)
+        loser = self._loser(at, key[1])
+        # What another layer has lowest may have come into use since it was looked at.
+        while loser is not None and is_busy(int(self._slot_LE[loser, self._loser_L[loser]])):
+            self._find_lowest(loser, is_busy)
+            loser = self._loser(at, key[1])
+        if loser is None:
+            return self._transit.place(key, is_busy)
+        expert = int(self._loser_L[loser])
+        slot = int(self._slot_LE[loser, expert])
+        self._slot_LE[loser, expert] = -1
+        self._find_lowest(loser, is_busy)
+        return self._keep(at, key[1], slot)
+
+    def _loser(self, at: int, expert: int) -> int | None:
+        """The layer whose lowest expert is worth no more than this one; None if there is none."""
+        if not self._lowest_L.size:
+            return None
         # Layer `at` itself comes last: its turn is now, and again after all the others.
         value_L = self._lowest_L * np.roll(self._nearness_L, at + 1)
-        loser = int(value_L.argmin()) if value_L.size else 0
-        own = self._score(at)[key[1]] * self._nearness_L[-1]
-        if value_L.size and value_L[loser] <= own:
-            expert = int(self._loser_L[loser])
-            slot = int(self._slot_LE[loser, expert])
-            self._slot_LE[loser, expert] = -1
-            self._find_lowest(loser, is_busy)
-            return self._keep(at, key[1], slot)
-        return self._transit.place(key, is_busy)
+        loser = int(value_L.argmin())
+        return loser if value_L[loser] <= self._score(at)[expert] * self._nearness_L[-1] else None
 
     def _keep(self, at: int, expert: int, slot: int) -> int:
         self._slot_LE[at, expert] = slot
