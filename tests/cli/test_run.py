@@ -165,7 +165,7 @@ def test_a_read_error_ends_the_run_and_keeps_the_text_so_far(twoends, nano, monk
     # a budget near the floor reads in every pass
     monkeypatch.setattr(engine_open, "counted_bytes", lambda: 45_000_000)
     monkeypatch.setattr(run_model, "peak_resident_bytes", lambda: 0)
-    words = ["run", nano, "hello", "-n", 40, "--no-direct", "--json"]
+    words = ["run", nano, "hello", "-n", 12, "--no-direct", "--json"]
     floor = as_json(twoends(*words))["plan"]["floor_bytes"]
     whole = as_json(twoends(*words, "--ram", floor + 10**5))
     countdown = itertools.count(whole["num_reads"] // 2, -1)

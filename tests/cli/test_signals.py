@@ -44,7 +44,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_signal_saves_the_session_and_says_how_to_go_on(nano, tmp_path, number):
     file = tmp_path / "mine.session"
-    process = start("run", nano, "hello", "-n", 60, "--save", file, *SLOW)
+    process = start("run", nano, "hello", "-n", 30, "--save", file, *SLOW)
     first = process.stdout.read(1)
     process.send_signal(number)
     out, err = finish(process)
@@ -54,16 +54,16 @@ def test_a_signal_saves_the_session_and_says_how_to_go_on(nano, tmp_path, number
     assert go_on[:5] == ["twoends", "run", str(nano), "--load", str(file)]
     assert go_on[7:] == SLOW
     num_left = int(go_on[6])
-    assert 0 < num_left < 60
+    assert 0 < num_left < 30
     # every kernel gives the same bits, so the rest may come from the fast ones
     rest = run_json(*go_on[1:7])
-    straight = run_json("run", nano, "hello", "-n", 60)
-    assert rest["ids"] == straight["ids"][60 - num_left :]
+    straight = run_json("run", nano, "hello", "-n", 30)
+    assert rest["ids"] == straight["ids"][30 - num_left :]
     assert (first + out).rstrip("\n") + rest["text"] == straight["text"]
 
 
 def test_without_save_the_session_goes_here(nano):
-    process = start("run", nano, "hello", "-n", 60, *SLOW)
+    process = start("run", nano, "hello", "-n", 30, *SLOW)
     process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     _, err = finish(process)
@@ -76,7 +76,7 @@ def test_a_second_signal_stops_at_once_and_saves_nothing(nano, tmp_path):
     file = tmp_path / "mine.session"
     file.write_text("an earlier one")
     prompt = "hello " * 300
-    process = start("run", nano, prompt, "-n", 60, "--save", file, "--chunk", 512, *SLOW)
+    process = start("run", nano, prompt, "-n", 30, "--save", file, "--chunk", 512, *SLOW)
     for line in process.stderr:
         if line == "\n":
             break
@@ -92,7 +92,7 @@ def test_a_second_signal_stops_at_once_and_saves_nothing(nano, tmp_path):
 
 
 def test_a_closed_pipe_ends_the_run_without_a_word(nano):
-    process = start("run", nano, "hello", "-n", 60, *SLOW)
+    process = start("run", nano, "hello", "-n", 30, *SLOW)
     process.stdout.read(1)
     process.stdout.close()
     with process:
