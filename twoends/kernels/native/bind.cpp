@@ -127,7 +127,7 @@ void kda_steps(Kernels& k, const In3& q_THK, const In3& k_THK, const In3& v_THV,
   require(out_THV.size() == v_THV.size(), "v and out differ in size");
   const KdaJob job = {q_THK.data(),     k_THK.data(),   v_THV.data(), alpha_THK.data(), beta_TH.data(),
                       state_HKV.data(), out_THV.data(), tokens,       heads,            key_dim,
-                      value_dim,        0};
+                      value_dim,        0,              nullptr};
   compute(tokens * heads * key_dim * value_dim * 4, [&] { k.kda_steps(job); });
 }
 

@@ -34,6 +34,7 @@ Table table() {
 #define TWOENDS_TEXT(name) TWOENDS_TEXT2(name)
   t.name = TWOENDS_TEXT(TWOENDS_ISA);
   t.split = split;
+  t.mla_queries = kMlaQueries;
   t.mla_scratch = mla_scratch;
   t.matmul = matmul_pieces;
   t.rms_norm = rms_norm;

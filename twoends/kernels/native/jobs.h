@@ -22,8 +22,9 @@ struct MatmulJob {
   Weights w;
   const float* x_split;
   size_t num_x;
-  float* out;         // out[t * out_stride + row]
+  float* out;  // out[t * out_stride + row]
   size_t out_stride;
+  size_t ahead;  // how far ahead of the rows at work to fetch, in bytes; 0 for the kernel's own choice
 };
 
 // Piece: one row of `dim` elements.
@@ -51,16 +52,17 @@ struct DecayJob {
   float bound;
 };
 
-// Piece: `block` value columns of one head, through all tokens.
+// Piece: `block` value columns of one head, through all tokens. `scratch`, if there is any, holds the state of
+// one piece (key_dim x block) per worker.
 struct KdaJob {
   const float *q, *k, *v, *alpha, *beta;
   float *state, *out;
   size_t num_tokens, heads, key_dim, value_dim, block;
+  float* scratch;
 };
 
-// Piece: one tile of tile_heads x tile_rows queries, at most kMlaQueries. `scratch` holds what
+// Piece: one tile of tile_heads x tile_rows queries, at most Table::mla_queries. `scratch` holds what
 // Table::mla_scratch says per worker.
-constexpr size_t kMlaQueries = 10;
 struct MlaJob {
   Weights w;
   const float *q, *cache;
@@ -132,6 +134,7 @@ using Kernel = void (*)(Job& job, size_t begin, size_t end, size_t worker);
 struct Table {
   const char* name;
   void (*split)(const float* x, size_t count, size_t cols, float* out);
+  size_t mla_queries;
   size_t (*mla_scratch)(const MlaJob& job);
   Kernel<MatmulJob> matmul;
   Kernel<NormJob> rms_norm, l2_norm, gated_norm;

@@ -50,9 +50,16 @@ inline void kda_decay(DecayJob& job, size_t begin, size_t end, size_t) {
   }
 }
 
-// Value columns at .. at + 16 * NV - 1 of one head, or fewer (n of them, NV = 1), through all tokens.
+#if defined(TWOENDS_USE_AVX512)
+constexpr bool kWideColumns = true;
+#else
+constexpr bool kWideColumns = false;
+#endif
+
+// Value columns at .. at + 16 * NV - 1 of one head, or fewer (n of them, NV = 1), through all tokens; their
+// state lies at `state`, a row every `stride` floats.
 template <int NV, bool WHOLE>
-inline void kda_columns(const KdaJob& job, size_t head, size_t at, size_t n) {
+inline void kda_columns(const KdaJob& job, size_t head, size_t at, size_t n, float* state, size_t stride) {
   const auto get = [n](const float* p) { return WHOLE ? load(p) : load_n(p, n); };
   const auto put = [n](float* p, f32x16 a) {
     if (WHOLE)
@@ -60,7 +67,6 @@ inline void kda_columns(const KdaJob& job, size_t head, size_t at, size_t n) {
     else
       store_n(p, a, n);
   };
-  float* state = job.state + head * job.key_dim * job.value_dim + at;
   for (size_t t = 0; t < job.num_tokens; ++t) {
     const size_t row = t * job.heads + head;
     const float *q = job.q + row * job.key_dim, *k = job.k + row * job.key_dim, *alpha = job.alpha + row * job.key_dim;
@@ -71,7 +77,7 @@ inline void kda_columns(const KdaJob& job, size_t head, size_t at, size_t n) {
       const f32x16 decay = set1(alpha[i]), key = set1(k[i]);
       TWOENDS_UNROLL
       for (int c = 0; c < NV; ++c) {
-        float* p = state + i * job.value_dim + c * kLanes;
+        float* p = state + i * stride + c * kLanes;
         const f32x16 s = get(p) * decay;
         put(p, s);
         sum[c] = fma(s, key, sum[c]);
@@ -87,7 +93,7 @@ inline void kda_columns(const KdaJob& job, size_t head, size_t at, size_t n) {
       const f32x16 query = set1(q[i]), key = set1(k[i]);
       TWOENDS_UNROLL
       for (int c = 0; c < NV; ++c) {
-        float* p = state + i * job.value_dim + c * kLanes;
+        float* p = state + i * stride + c * kLanes;
         const f32x16 s = fma(key, delta[c], get(p));
         put(p, s);
         sum[c] = fma(s, query, sum[c]);
@@ -98,18 +104,43 @@ inline void kda_columns(const KdaJob& job, size_t head, size_t at, size_t n) {
   }
 }
 
-inline void kda_steps(KdaJob& job, size_t begin, size_t end, size_t) {
+// Columns at .. stop - 1 in the widest blocks that the registers hold.
+inline void kda_block(const KdaJob& job, size_t head, size_t at, size_t stop, float* state, size_t stride) {
+  while (at < stop) {
+    const size_t left = stop - at;
+    size_t done = smaller(kLanes, left);
+    if (kWideColumns && left >= 8 * kLanes)
+      kda_columns<8, true>(job, head, at, 0, state, stride), done = 8 * kLanes;
+    else if (left >= 4 * kLanes)
+      kda_columns<4, true>(job, head, at, 0, state, stride), done = 4 * kLanes;
+    else if (left >= kLanes)
+      kda_columns<1, true>(job, head, at, 0, state, stride);
+    else
+      kda_columns<1, false>(job, head, at, left, state, stride);
+    at += done, state += done;
+  }
+}
+
+inline void copy_columns(const float* from, size_t from_stride, float* to, size_t to_stride, size_t rows, size_t cols) {
+  for (size_t i = 0; i < rows; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, cols * sizeof(float));
+}
+
+// With scratch, the columns of a piece are gathered first: in place their rows, a power of two apart, would
+// compete for a few sets of the first-level cache.
+inline void kda_steps(KdaJob& job, size_t begin, size_t end, size_t worker) {
   const size_t blocks = (job.value_dim + job.block - 1) / job.block;
   for (size_t piece = begin; piece < end; ++piece) {
-    const size_t head = piece / blocks;
-    size_t at = piece % blocks * job.block;
+    const size_t head = piece / blocks, at = piece % blocks * job.block;
     const size_t stop = smaller(at + job.block, job.value_dim);
-#if defined(TWOENDS_USE_AVX512)
-    for (; at + 8 * kLanes <= stop; at += 8 * kLanes) kda_columns<8, true>(job, head, at, 0);
-#endif
-    for (; at + 2 * kLanes <= stop; at += 2 * kLanes) kda_columns<2, true>(job, head, at, 0);
-    for (; at + kLanes <= stop; at += kLanes) kda_columns<1, true>(job, head, at, 0);
-    if (at < stop) kda_columns<1, false>(job, head, at, stop - at);
+    float* state = job.state + head * job.key_dim * job.value_dim + at;
+    if (job.scratch == nullptr) {
+      kda_block(job, head, at, stop, state, job.value_dim);
+      continue;
+    }
+    float* gathered = job.scratch + worker * job.key_dim * job.block;
+    copy_columns(state, job.value_dim, gathered, job.block, job.key_dim, stop - at);
+    kda_block(job, head, at, stop, gathered, job.block);
+    copy_columns(gathered, job.block, state, job.value_dim, job.key_dim, stop - at);
   }
 }
 

@@ -59,7 +59,7 @@ void Kernels::matmul(const Weights& w, const float* x, size_t num_x, float* out,
   if (w.rows == 0 || num_x == 0) return;
   const Scratch split = scratch_of(num_x * padded_cols(w.cols));
   table_.split(x, num_x, w.cols, split.get());
-  MatmulJob job = {w, split.get(), num_x, out, out_stride};
+  MatmulJob job = {w, split.get(), num_x, out, out_stride, 0};
   run(table_.matmul, job, w.rows, w.rows * w.cols * num_x, 16);
 }
 
@@ -85,7 +85,9 @@ void Kernels::kda_decay(DecayJob job, size_t pieces) {
 
 void Kernels::kda_steps(KdaJob job) {
   // One token streams whole state rows; many tokens keep a narrow block of the state in the first-level cache.
-  job.block = job.num_tokens == 1 ? 128 : 32;
+  job.block = job.num_tokens == 1 ? 128 : 64;
+  const Scratch scratch = scratch_of(job.num_tokens == 1 ? 0 : pool_.threads() * job.key_dim * job.block);
+  job.scratch = job.num_tokens == 1 ? nullptr : scratch.get();
   const size_t pieces = job.heads * ceil_div(job.value_dim, job.block);
   run(table_.kda_steps, job, pieces, job.num_tokens * job.heads * job.key_dim * job.value_dim * 4);
 }
@@ -94,7 +96,7 @@ void Kernels::mla_heads(MlaJob job) {
   if (job.num_rows == 0) return;
   const size_t seen = job.start + job.num_rows;
   const size_t room = kScoreFloats / seen;
-  const size_t queries = room == 0 ? 1 : smaller(room, kMlaQueries);
+  const size_t queries = room == 0 ? 1 : smaller(room, table_.mla_queries);
   job.tile_rows = smaller(job.num_rows, queries);
   job.tile_heads = smaller(queries / job.tile_rows, ceil_div(job.num_heads, pool_.threads()));
   const Scratch scratch = scratch_of(pool_.threads() * table_.mla_scratch(job));

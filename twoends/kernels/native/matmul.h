@@ -137,24 +137,20 @@ inline void mxfp4_block(const MatmulJob& job, size_t row, size_t first_x, size_t
     for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r] = reduce(acc[r][t]);
 }
 
-// Rows and inputs of a block: as many sums as the registers hold.
-#if defined(TWOENDS_USE_AVX512)
-constexpr int kRows = 4, kInputs = 5, kSingleRows = 8, kPackedRows = 2, kPackedInputs = 8, kPackedSingleRows = 2;
-#elif defined(TWOENDS_USE_NEON)
-constexpr int kRows = 2, kInputs = 2, kSingleRows = 4, kPackedRows = 1, kPackedInputs = 4, kPackedSingleRows = 1;
-#else
-constexpr int kRows = 2, kInputs = 2, kSingleRows = 4, kPackedRows = 1, kPackedInputs = 3, kPackedSingleRows = 2;
-#endif
-// Rows that stay in the cache while all inputs pass by.
-constexpr size_t kStripeRows = 16;
-
-
+// How many rows are met with T inputs at once: as many sums as the registers hold, and enough of them to hide
+// the latency of fma. `inputs` is the most inputs at once. `ahead` was measured (docs/numbers.md).
 struct PlainBf16 {
   template <int R, int T>
   static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
     plain_block<Bf16, R, T>(job, row, x, ahead);
   }
-  static constexpr int rows = kRows, inputs = kInputs, single_rows = kSingleRows;
+#if defined(TWOENDS_USE_AVX512)
+  static constexpr int inputs = 5;
+  static constexpr int rows(int T) { return T == 1 ? 8 : 4; }
+#else
+  static constexpr int inputs = 2;
+  static constexpr int rows(int T) { return T == 1 ? 4 : 2; }
+#endif
   static constexpr size_t ahead = 65536;
 };
 struct PlainF32 {
@@ -162,7 +158,13 @@ struct PlainF32 {
   static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
     plain_block<F32, R, T>(job, row, x, ahead);
   }
-  static constexpr int rows = kRows, inputs = kInputs, single_rows = kSingleRows;
+#if defined(TWOENDS_USE_AVX512)
+  static constexpr int inputs = 5;
+  static constexpr int rows(int T) { return T == 1 ? 8 : 4; }
+#else
+  static constexpr int inputs = 2;
+  static constexpr int rows(int T) { return T == 1 ? 4 : 2; }
+#endif
   static constexpr size_t ahead = 65536;
 };
 struct Packed {
@@ -170,9 +172,17 @@ struct Packed {
   static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
     mxfp4_block<R, T>(job, row, x, ahead);
   }
-  static constexpr int rows = kPackedRows, inputs = kPackedInputs, single_rows = kPackedSingleRows;
+#if defined(TWOENDS_USE_AVX512)
+  static constexpr int inputs = 8;
+  static constexpr int rows(int) { return 2; }
+#else
+  static constexpr int inputs = 3;
+  static constexpr int rows(int T) { return T == 1 ? 2 : 1; }
+#endif
   static constexpr size_t ahead = 16384;
 };
+// Rows that stay in the cache while all inputs pass by.
+constexpr size_t kStripeRows = 16;
 
 // T inputs (at most K::inputs) against rows begin .. end - 1.
 template <class K, int R, int T>
@@ -183,21 +193,26 @@ inline void sweep(const MatmulJob& job, size_t begin, size_t end, size_t x, size
 }
 
 template <class K, int T>
-inline void sweep_inputs(const MatmulJob& job, size_t begin, size_t end, size_t x, size_t count,
-                         size_t ahead) {
+inline void sweep_inputs(const MatmulJob& job, size_t begin, size_t end, size_t x, size_t count, size_t ahead) {
   if (count == (size_t)T)
-    sweep<K, T == 1 ? K::single_rows : K::rows, T>(job, begin, end, x, ahead);
+    sweep<K, K::rows(T), T>(job, begin, end, x, ahead);
   else if constexpr (T > 1)
     sweep_inputs<K, T - 1>(job, begin, end, x, count, ahead);
 }
 
+// The inputs are divided evenly among as few passes over a stripe as there can be; the first pass fetches.
 template <class K>
 inline void matmul_rows(const MatmulJob& job, size_t begin, size_t end) {
-  const size_t stripe = job.num_x <= (size_t)K::inputs ? end - begin : kStripeRows;
+  const size_t passes = (job.num_x + K::inputs - 1) / K::inputs;
+  const size_t stripe = passes == 1 ? end - begin : kStripeRows;
   for (size_t first = begin; first < end; first += stripe) {
     const size_t last = smaller(first + stripe, end);
-    for (size_t x = 0; x < job.num_x; x += K::inputs)
-      sweep_inputs<K, K::inputs>(job, first, last, x, smaller(K::inputs, job.num_x - x), x == 0 ? K::ahead : 0);
+    for (size_t pass = 0, x = 0; pass < passes; ++pass) {
+      const size_t left = passes - pass, count = (job.num_x - x + left - 1) / left;
+      const size_t ahead = job.ahead != 0 ? job.ahead : K::ahead;
+      sweep_inputs<K, K::inputs>(job, first, last, x, count, pass == 0 ? ahead : 0);
+      x += count;
+    }
   }
 }
 

@@ -9,10 +9,12 @@ namespace twoends {
 namespace TWOENDS_ISA {
 
 #if defined(TWOENDS_USE_AVX512)
-constexpr int kContextQueries = 5, kContextVectors = 4;
+constexpr int kContextQueries = 5, kContextVectors = 4, kMlaQueries = 5;
 #else
-constexpr int kContextQueries = 2, kContextVectors = 2;
+constexpr int kContextQueries = 2, kContextVectors = 2, kMlaQueries = 6;
 #endif
+// Positions whose cache rows stay in the second-level cache while all columns and queries pass by.
+constexpr size_t kPositions = 64;
 
 // One worker's memory, carved from job.scratch.
 struct MlaScratch {
@@ -58,12 +60,15 @@ TWOENDS_INLINE void absorb_group(const uint8_t* const (&w)[D], const float* q, s
 
 template <class W, int D>
 inline void absorb_rows(const uint8_t* first, size_t cols, const float* q, size_t q_stride, size_t rows, float* acc,
-                        size_t acc_stride) {
+                        size_t acc_stride, size_t ahead) {
   const size_t whole = cols / kGroup, row_bytes = cols * W::element_bytes;
   for (size_t g = 0; g < whole; ++g) {
     const uint8_t* w[D];
     TWOENDS_UNROLL
-    for (int d = 0; d < D; ++d) w[d] = first + d * row_bytes + g * kGroup * W::element_bytes;
+    for (int d = 0; d < D; ++d) {
+      w[d] = first + d * row_bytes + g * kGroup * W::element_bytes;
+      for (size_t line = 0; line < kGroup * W::element_bytes; line += kLineBytes) prefetch(w[d] + ahead + line);
+    }
     absorb_group<W, D>(w, q, q_stride, rows, acc + g * kGroup, acc_stride);
   }
   if (cols % kGroup != 0) {
@@ -75,17 +80,18 @@ inline void absorb_rows(const uint8_t* first, size_t cols, const float* q, size_
   }
 }
 
-// The absorbed queries (split) of one head for `rows` rows.
+// The absorbed queries (split) of one head for `rows` rows; the next head's rows are fetched meanwhile.
 template <class W>
 inline void absorb(const MlaJob& job, const uint8_t* nope_rows, const float* q, size_t rows, float* acc,
                    size_t acc_stride) {
   const size_t cols = job.w.cols, q_stride = job.all_heads * job.query_dim;
+  const size_t ahead = (job.nope_dim + job.value_dim) * cols * W::element_bytes;
   for (size_t t = 0; t < rows; ++t) std::memset(acc + t * acc_stride, 0, groups_of(cols) * kGroup * sizeof(float));
   size_t d = 0;
   for (; d + 4 <= job.nope_dim; d += 4)
-    absorb_rows<W, 4>(nope_rows + d * cols * W::element_bytes, cols, q + d, q_stride, rows, acc, acc_stride);
+    absorb_rows<W, 4>(nope_rows + d * cols * W::element_bytes, cols, q + d, q_stride, rows, acc, acc_stride, ahead);
   for (; d < job.nope_dim; ++d)
-    absorb_rows<W, 1>(nope_rows + d * cols * W::element_bytes, cols, q + d, q_stride, rows, acc, acc_stride);
+    absorb_rows<W, 1>(nope_rows + d * cols * W::element_bytes, cols, q + d, q_stride, rows, acc, acc_stride, ahead);
 }
 
 // context[i] += over positions in order of cache row * e[i], for N queries and C vectors of columns.
@@ -101,6 +107,10 @@ inline void context_columns(const float* cache, size_t cache_dim, const float* e
   }
   for (size_t p = begin; p < end; ++p) {
     const float* row = cache + p * cache_dim;
+    prefetch(row + kPositions * cache_dim);
+    if (C > 1) prefetch(row + kPositions * cache_dim + kLanes);
+    if (C > 2) prefetch(row + kPositions * cache_dim + 2 * kLanes);
+    if (C > 3) prefetch(row + kPositions * cache_dim + 3 * kLanes);
     f32x16 value[C];
     TWOENDS_UNROLL
     for (int c = 0; c < C; ++c) value[c] = get(row + c * kLanes);
@@ -167,17 +177,21 @@ inline void mla_queries(const MlaJob& job, const MlaScratch& m, size_t head, siz
   }
   const size_t queries = num_heads * num_rows, seen = job.start + row + num_rows;
   const Weights cache = {Format::f32, (const uint8_t*)job.cache, nullptr, seen, job.cache_dim};
-  matmul(MatmulJob{cache, m.query_split, queries, m.scores, m.scores_stride}, 0, seen);
+  matmul(MatmulJob{cache, m.query_split, queries, m.scores, m.scores_stride, 0}, 0, seen);
 }
 
 // The weighted sum of the cache for each query, times the inverse of the sum of its weights; split.
 inline void mla_context(const MlaJob& job, const MlaScratch& m, size_t queries, size_t row, size_t num_rows) {
   std::memset(m.context, 0, queries * m.context_stride * sizeof(float));
   const size_t common = job.start + row + 1;
-  size_t i = 0;
-  for (; i + kContextQueries <= queries; i += kContextQueries) context_queries<kContextQueries>(job, m, i, 0, common);
-  for (; i < queries; ++i) context_queries<1>(job, m, i, 0, common);
-  for (i = 0; i < queries; ++i)
+  for (size_t begin = 0; begin < common; begin += kPositions) {
+    const size_t end = smaller(begin + kPositions, common);
+    size_t i = 0;
+    for (; i + kContextQueries <= queries; i += kContextQueries)
+      context_queries<kContextQueries>(job, m, i, begin, end);
+    for (; i < queries; ++i) context_queries<1>(job, m, i, begin, end);
+  }
+  for (size_t i = 0; i < queries; ++i)
     if (i % num_rows != 0) context_queries<1>(job, m, i, common, common + i % num_rows);
 }
 
@@ -197,12 +211,14 @@ inline void mla_tile(const MlaJob& job, const MlaScratch& m, size_t head, size_t
     split_row(context, latent, m.context_split + i * m.context_stride);
   }
   const size_t row_bytes = latent * W::element_bytes, out_stride = job.all_heads * job.value_dim;
+  const size_t head_bytes = (job.nope_dim + job.value_dim) * row_bytes;
   for (size_t h = 0; h < num_heads; ++h) {
-    const uint8_t* values = job.w.data + ((head + h) * (job.nope_dim + job.value_dim) + job.nope_dim) * row_bytes;
+    const uint8_t* values = job.w.data + (head + h) * head_bytes + job.nope_dim * row_bytes;
     const Weights w = {job.w.format, values, nullptr, job.value_dim, latent};
     float* out = job.out + row * out_stride + (job.first_head + head + h) * job.value_dim;
-    matmul(MatmulJob{w, m.context_split + h * num_rows * m.context_stride, num_rows, out, out_stride}, 0,
-           job.value_dim);
+    matmul(MatmulJob{w, m.context_split + h * num_rows * m.context_stride, num_rows, out, out_stride,
+                     head_bytes},
+           0, job.value_dim);
   }
 }
 
