@@ -21,7 +21,7 @@ from twoends.train.stories import document, load_story_book  # noqa: E402
         (
             "Mia has the cup.\nWhat does Mia have? Mia has the cup.",
             "what does X have",
-            " the red cup",
+            " the cup",
         ),
         ("Mia has the red cup.\nWho has the red cup? Mia has the red cup.", "who has X", " Mia"),
         ("Sort: b, a.\nSorted: a, b.", "sort by letter", " a, b."),
