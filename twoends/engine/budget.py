@@ -106,8 +106,11 @@ def make_plan(
     """The plan for one sequence of `context_tokens`. Raises DoesNotFit below the floor.
 
     `program_bytes` is the measured resident set before any weight is read; `backend_bytes` is what
-    the kernels hold while they run; `chunk_tokens` None lets the plan choose.
+    the kernels hold while they run; `chunk_tokens` None lets the plan choose. A chunk is never
+    longer than the context: room for rows that can't come would be taken from what saves reads.
     """
+    if chunk_tokens is not None:
+        chunk_tokens = min(chunk_tokens, context_tokens)
     narrow = trunk_entries(config, index, panel_bytes=_MIN_PANEL_BYTES)
     trunk = pass_bytes(narrow)
     fixed = _fixed_rows(config, index, program_bytes, context_tokens, backend_bytes)
@@ -124,7 +127,7 @@ def make_plan(
     floor = sum(row.num_bytes for row in floor_rows)
     if ram_bytes < floor:
         raise below_floor(ram_bytes, floor_rows)
-    chunk = chunk_tokens or _choose_chunk(config, (ram_bytes - floor) // 4)
+    chunk = chunk_tokens or _choose_chunk(config, (ram_bytes - floor) // 4, context_tokens)
     scratch = _scratch_row(config, chunk, decoded)
     left = ram_bytes - sum(row.num_bytes for row in (*fixed, scratch, *floor_rows[len(fixed) + 1 :]))
     shares = _share_out(config, index, left=left, floor_window=align_up(floor_window), slot=slot)
@@ -290,8 +293,8 @@ def _scratch_row(config: ModelConfig, chunk: int, decoded: int) -> Row:
     )
 
 
-def _choose_chunk(config: ModelConfig, room: int) -> int:
-    chunk = MAX_CHUNK
+def _choose_chunk(config: ModelConfig, room: int, context_tokens: int) -> int:
+    chunk = min(MAX_CHUNK, context_tokens)
     while chunk > 1 and scratch_bytes(config, chunk) > room:
         chunk //= 2
     return chunk
