@@ -1,20 +1,17 @@
 """`twoends bench kernels`: how fast each kernel is, after its bits were checked.
 
-twoends.bench.kernels measures: `bench_kernels(threads=, isa=, progress=)` gives a frozen dataclass with
-`machine` (name, value) rows, `isa`, `threads`, `memory_bytes_per_s` and `rows`, each with `kernel`,
-`case` (its shape in words) and `bytes_per_s` (median). It raises NotSound before any rate is known.
+twoends.bench.kernels measures and gives the card of the machine and the rows of the table. It raises
+NotSound before any rate is known.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 from twoends.cli.command import JSON, Argument, Command, Option, Values
 from twoends.cli.options import THREADS
-from twoends.cli.screen import Screen, columns, facts, plural, share_text
+from twoends.cli.screen import Screen, columns, facts
 from twoends.errors import OptionError
-from twoends.units import format_rate
 
 _SUBJECTS = ("kernels",)
 
@@ -47,15 +44,10 @@ def _act(values: Values, screen: Screen) -> None:
     report = bench_kernels(threads=values.threads, isa=values.isa, progress=screen.live)
     screen.clear_live()
     if values.json:
-        screen.line(json.dumps(dataclasses.asdict(report)))
+        screen.line(json.dumps(report.as_json()))
         return
-    for line in facts([*report.machine, ("kernels", f"{report.isa}, {plural(report.threads, 'thread')}")]):
+    for line in facts(report.card()):
         screen.line(line)
-    screen.line(f"  memory reads at {format_rate(report.memory_bytes_per_s)}, measured now")
     screen.line()
-    rows = [["kernel", "shape", "rate", "of memory"]]
-    for row in report.rows:
-        share = share_text(row.bytes_per_s, report.memory_bytes_per_s)
-        rows.append([row.kernel, row.case, format_rate(row.bytes_per_s), share])
-    for line in columns(rows, right=(2, 3)):
+    for line in columns([report.headings(), *report.table()], right=(2, 3, 4, 5, 6)):
         screen.line(line)

@@ -1,0 +1,1 @@
+"""Measurements that say on which machine, of which build, how often, and with what spread."""
