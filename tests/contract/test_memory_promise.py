@@ -103,6 +103,23 @@ def test_a_model_runs_within_an_enforced_limit_with_the_same_bits(
 
 
 @pytest.mark.parametrize("limit", ["cgroup", "RLIMIT_DATA"])
+def test_a_budget_beyond_an_outer_limit_is_refused_before_it_is_taken(nano_dirs, record_property, limit):
+    """A long context makes the plan larger than the limit; the limit would have ended the process."""
+    most = 150 * MEGABYTE
+    record_property("limit", limit)
+    words = words_of(nano_dirs["kimi-k3"], ram_bytes=2 * 10**9, more=["--context", "400000"])
+    if limit == "RLIMIT_DATA":
+        done = run_limited(words, data_bytes=most)
+    else:
+        with memory_group(most) as group:
+            if group is None:
+                pytest.skip("no memory cgroup can be made here")
+            done = run_limited(words, group=group)
+    assert done.code == 3
+    assert "this process may take 150.0 MB at most" in done.stderr
+
+
+@pytest.mark.parametrize("limit", ["cgroup", "RLIMIT_DATA"])
 def test_the_limits_used_here_do_bite(limit):
     """A program that takes twice the limit ends; otherwise the tests above would prove nothing."""
     import resource

@@ -40,11 +40,19 @@ def peak_resident_bytes() -> int:
 
 def available_bytes() -> int:
     """Memory that a new process could take: the system's estimate, within this process's limits."""
-    limits = [_system_available(), *_cgroup_available()]
+    left = [max(limit - usage, 0) for limit, usage in _cgroups()]
+    return min([_system_available(), *left, *_data_limit()])
+
+
+def hard_limit_bytes() -> int:
+    """What this process can never take more than: a data limit, a memory cgroup's, the machine's memory."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([physical, *(limit for limit, _ in _cgroups()), *_data_limit()])
+
+
+def _data_limit() -> list[int]:
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft)
-    return min(limits)
+    return [] if soft == resource.RLIM_INFINITY else [soft]
 
 
 def _status_bytes(field: str) -> int | None:
@@ -66,9 +74,9 @@ def _system_available() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _cgroup_available() -> list[int]:
-    """What the memory cgroups of this process and their parents leave, version 1 and 2."""
-    found: list[int] = []
+def _cgroups() -> list[tuple[int, int]]:
+    """(limit, usage) of the memory cgroups of this process and their parents, version 1 and 2."""
+    found: list[tuple[int, int]] = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except FileNotFoundError:
@@ -76,27 +84,23 @@ def _cgroup_available() -> list[int]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
-            found += _left_up_to(Path("/sys/fs/cgroup/memory"), path, "limit_in_bytes", "usage_in_bytes")
+            found += _up_to(Path("/sys/fs/cgroup/memory"), path, "limit_in_bytes", "usage_in_bytes")
         elif controllers == "":
-            found += _left_up_to(Path("/sys/fs/cgroup"), path, "max", "current")
+            found += _up_to(Path("/sys/fs/cgroup"), path, "max", "current")
     return found
 
 
-def _left_up_to(root: Path, path: str, limit: str, usage: str) -> list[int]:
+def _up_to(root: Path, path: str, limit: str, usage: str) -> list[tuple[int, int]]:
     """A limit may stand on any group above the own one."""
     own = root / path.lstrip("/")
     groups = [own, *(parent for parent in own.parents if parent == root or root in parent.parents)]
-    found: list[int] = []
+    found: list[tuple[int, int]] = []
     for group in groups:
-        found += _left(group / f"memory.{limit}", group / f"memory.{usage}")
+        try:
+            words = [(group / f"memory.{name}").read_text().strip() for name in (limit, usage)]
+        except OSError:
+            continue
+        # "max" is no limit.
+        if words[0].isdigit():
+            found.append((int(words[0]), int(words[1])))
     return found
-
-
-def _left(limit_file: Path, usage_file: Path) -> list[int]:
-    try:
-        limit, usage = limit_file.read_text().strip(), usage_file.read_text().strip()
-    except OSError:
-        return []
-    if not limit.isdigit():
-        return []
-    return [max(int(limit) - int(usage), 0)]

@@ -14,7 +14,7 @@ from twoends.engine.experts import ExpertSlots
 from twoends.engine.files import ReadAt, WeightFiles, read_at
 from twoends.engine.forward import LayerDone, forward
 from twoends.engine.layout import trunk_entries
-from twoends.engine.memory import counted_bytes
+from twoends.engine.memory import counted_bytes, hard_limit_bytes
 from twoends.engine.policies import make_policy
 from twoends.engine.reader import Reader
 from twoends.engine.store import WeightStore
@@ -23,6 +23,7 @@ from twoends.engine.window import Window
 from twoends.errors import DoesNotFit
 from twoends.kernels.ops import F32, I32, Ops
 from twoends.model.state import SequenceState
+from twoends.units import format_bytes
 
 # numpy temporaries of the reference kernels: values and binary64 sums of a block of rows.
 REFERENCE_BACKEND_BYTES = 64_000_000
@@ -45,8 +46,11 @@ class Checkpoint:
         return cls(directory=directory, config=config, index=CheckpointIndex.open(directory, config))
 
     def plan(self, *, ram_bytes: int, context_tokens: int, chunk_tokens: int | None, reference: bool) -> Plan:
-        """The plan of this process for a budget. Raises DoesNotFit below the floor."""
-        return make_plan(
+        """The plan of this process for a budget.
+
+        Raises DoesNotFit below the floor, and for a plan that this process will not be given.
+        """
+        plan = make_plan(
             self.config,
             self.index,
             ram_bytes=ram_bytes,
@@ -55,6 +59,15 @@ class Checkpoint:
             chunk_tokens=chunk_tokens,
             backend_bytes=REFERENCE_BACKEND_BYTES if reference else 0,
         )
+        limit = hard_limit_bytes()
+        if plan.total_bytes > limit:
+            raise DoesNotFit(
+                f"the plan takes {format_bytes(plan.total_bytes)}; this process may take "
+                f"{format_bytes(limit)} at most.",
+                evidence=[("--ram", format_bytes(ram_bytes)), ("limit", "memory, cgroup or ulimit -d")],
+                remedies=[f"Lower the budget:  --ram {limit // 10**6}MB"],
+            )
+        return plan
 
 
 class OpenModel:
