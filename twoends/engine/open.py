@@ -46,11 +46,8 @@ class Checkpoint:
         return cls(directory=directory, config=config, index=CheckpointIndex.open(directory, config))
 
     def plan(self, *, ram_bytes: int, context_tokens: int, chunk_tokens: int | None, reference: bool) -> Plan:
-        """The plan of this process for a budget.
-
-        Raises DoesNotFit below the floor, and for a plan that this process will not be given.
-        """
-        plan = make_plan(
+        """The plan of this process for a budget. Raises DoesNotFit below the floor."""
+        return make_plan(
             self.config,
             self.index,
             ram_bytes=ram_bytes,
@@ -59,15 +56,6 @@ class Checkpoint:
             chunk_tokens=chunk_tokens,
             backend_bytes=REFERENCE_BACKEND_BYTES if reference else 0,
         )
-        limit = hard_limit_bytes()
-        if plan.total_bytes > limit:
-            raise DoesNotFit(
-                f"the plan takes {format_bytes(plan.total_bytes)}; this process may take "
-                f"{format_bytes(limit)} at most.",
-                evidence=[("--ram", format_bytes(ram_bytes)), ("limit", "memory, cgroup or ulimit -d")],
-                remedies=[f"Lower the budget:  --ram {limit // 10**6}MB"],
-            )
-        return plan
 
 
 class OpenModel:
@@ -85,7 +73,12 @@ class OpenModel:
         read: ReadAt = read_at,
         poison: bool = False,
     ) -> None:
-        """Takes all memory of the plan at once. `read` and `poison` are for tests."""
+        """Takes all memory of the plan at once. `read` and `poison` are for tests.
+
+        Raises DoesNotFit for a plan that this process will not be given, CheckpointError for a
+        file that can't be opened.
+        """
+        _refuse_beyond_limits(plan)
         config, index = checkpoint.config, checkpoint.index
         self.checkpoint, self.plan, self.ops = checkpoint, plan, ops
         self.config = config
@@ -161,3 +154,18 @@ class OpenModel:
         """Ends reads, closes files and the trace."""
         self.store.close()
         self.trace.close()
+
+
+def _refuse_beyond_limits(plan: Plan) -> None:
+    """A plan that the system will not give would end in the middle, by a signal."""
+    limit = hard_limit_bytes()
+    if plan.total_bytes > limit:
+        raise DoesNotFit(
+            f"the plan takes {format_bytes(plan.total_bytes)}; this process may take "
+            f"{format_bytes(limit)} at most.",
+            evidence=[
+                ("budget", format_bytes(plan.ram_bytes)),
+                ("limit", "the machine's memory, a cgroup's, or ulimit -d"),
+            ],
+            remedies=[f"Lower the budget:  --ram {limit // 10**6}MB"],
+        )
