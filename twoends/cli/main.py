@@ -33,6 +33,8 @@ COMMANDS = {
 # Environment variables that mean something; any other TWOENDS_ name is an error.
 ENVIRONMENT = ("TWOENDS_ISA",)
 
+# Commands that say in their own place which kernels run.
+_TELL_OF_KERNELS = ("run", "doctor")
 # Packages that only some commands need, and the extra that installs them.
 _EXTRAS = {"torch": "train", "safetensors": "train", "tokenizers": "train"}
 
@@ -152,7 +154,9 @@ def _dispatch(words: list[str], screen: Screen) -> None:
             screen.line(help_text(command))
             return
         values = parse(command, rest)
-        command.act(values, screen.silent() if getattr(values, "json", False) else screen)
+        heard = screen.silent() if getattr(values, "json", False) else screen
+        _warn_of_slow_kernels(verb, heard)
+        command.act(values, heard)
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
@@ -161,6 +165,15 @@ def _dispatch(words: list[str], screen: Screen) -> None:
             f"'twoends {verb}' needs {error.name}, which is not installed.",
             remedies=[f"Install it:  {extra}"],
         ) from None
+
+
+def _warn_of_slow_kernels(verb: str, screen: Screen) -> None:
+    """After an install without a compiler every command says so, and how to get the fast kernels."""
+    from twoends.kernels.built import HOW_TO_GET_THE_FAST_ONES, is_built
+
+    if verb not in _TELL_OF_KERNELS and not is_built():
+        screen.note("twoends: slow numpy kernels only, for want of a C++ compiler at install. Fast ones:")
+        screen.note(f"  {HOW_TO_GET_THE_FAST_ONES}")
 
 
 def _report(error: TwoendsError, screen: Screen, *, debug: bool) -> int:

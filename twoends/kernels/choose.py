@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from twoends.errors import NotSound, OptionError
+from twoends.kernels.built import HOW_TO_GET_THE_FAST_ONES, MODULE, is_built
 from twoends.kernels.cores import allowed_cores
 from twoends.kernels.native_ops import INTERFACE, ops_of
 from twoends.kernels.ops import Ops
 from twoends.kernels.reference import reference_ops
 from twoends.kernels.selfcheck import check, stored_vectors
 
-MODULE = "twoends.kernels._native"
 ISAS = ("avx512", "avx2", "neon", "plain")
 MOST_THREADS = 1024
-HOW_TO_GET_THE_FAST_ONES = "apt install g++ && pip install --force-reinstall --no-deps --no-cache-dir twoends"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,7 @@ def choose(*, threads: int | None, isa: str | None, kernels: Literal["native", "
                 f"TWOENDS_ISA={isa} chooses among native kernels, but --kernels reference asks for numpy's."
             )
         return _reference("numpy, as asked")
-    if importlib.util.find_spec(MODULE) is None:
+    if not is_built():
         if kernels == "native" or isa is not None:
             raise _not_built("--kernels native" if kernels == "native" else f"TWOENDS_ISA={isa}")
         return _reference(f"numpy, slow: no C++ compiler at install. Fast ones:  {HOW_TO_GET_THE_FAST_ONES}")
