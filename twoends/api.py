@@ -12,7 +12,7 @@ from types import TracebackType
 
 from twoends.checkpoint.shipped import shipped_model
 from twoends.engine.budget import Plan
-from twoends.engine.memory import available_bytes
+from twoends.engine.memory import default_budget_bytes
 from twoends.engine.open import Checkpoint, OpenModel
 from twoends.errors import OptionError
 from twoends.generate.generator import Generator, Outcome
@@ -21,8 +21,6 @@ from twoends.generate.stream import Piece, TextStream
 from twoends.generate.tokenizer import Tokenizer
 from twoends.kernels.choose import choose
 from twoends.units import parse_bytes
-
-_DEFAULT_RAM_SHARE = 0.8
 
 
 def open_model(
@@ -142,5 +140,5 @@ def _ignore(text: str) -> None:
 
 def _ram_bytes(ram: str | int | None) -> int:
     if ram is None:
-        return int(available_bytes() * _DEFAULT_RAM_SHARE)
+        return default_budget_bytes()
     return parse_bytes(ram) if isinstance(ram, str) else ram

@@ -194,7 +194,7 @@ def test_a_trace_has_one_object_per_line(twoends, nano, tmp_path):
 
 
 def test_one_word_that_is_no_directory_is_the_prompt_of_the_shipped_model(monkeypatch, tmp_path):
-    monkeypatch.setattr(load, "bundled_model", lambda: tmp_path)
+    monkeypatch.setattr(load, "shipped_model", lambda: tmp_path)
     assert load.model_and_prompt("Once", None, no_prompt=False) == (tmp_path, "Once")
 
 

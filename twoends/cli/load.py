@@ -5,33 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from twoends.checkpoint.shipped import shipped_model
 from twoends.cli.command import Values
-from twoends.engine.memory import available_bytes
+from twoends.engine.memory import default_budget_bytes
 from twoends.engine.open import Checkpoint
-from twoends.errors import CheckpointError, OptionError
+from twoends.errors import OptionError
 from twoends.generate.tokenizer import Tokenizer
 from twoends.generate.tokenizer_files import RANK_FILE
 from twoends.kernels.choose import Choice, choose
 
-# What of the available memory is taken when no budget is named.
-_DEFAULT_RAM_SHARE = 0.8
 _PATH_STARTS = ("/", "./", "../", "~")
-
-
-def bundled_model() -> Path:
-    """The directory of the checkpoint that ships with the package. Raises CheckpointError."""
-    # Not importlib.resources, which costs 1.6 MB: weights are read from real files in any case.
-    place = Path(__file__).parents[1] / "assets" / "nano"
-    if (place / "config.json").is_file():
-        return place
-    raise CheckpointError(
-        "the checkpoint that ships with twoends is not in this installation.",
-        evidence=[("expected", str(place / "config.json")), ("found", "no such file")],
-        remedies=[
-            'Name a checkpoint\'s directory:   twoends run MODEL "prompt"',
-            "Or write a synthetic one:        twoends tiny DIR --preset nano",
-        ],
-    )
 
 
 def model_and_prompt(first: str | None, second: str | None, *, no_prompt: bool) -> tuple[Path, str | None]:
@@ -41,7 +24,7 @@ def model_and_prompt(first: str | None, second: str | None, *, no_prompt: bool) 
     Raises OptionError for a word that looks like a path and is none.
     """
     if first is None:
-        return bundled_model(), None
+        return shipped_model(), None
     if second is not None or no_prompt or Path(first).is_dir():
         return Path(first), second
     if first.startswith(_PATH_STARTS) and not any(c.isspace() for c in first):
@@ -49,7 +32,7 @@ def model_and_prompt(first: str | None, second: str | None, *, no_prompt: bool) 
             f"there is no directory {first}.",
             remedies=["To use it as a prompt, name the model as well:  twoends run MODEL PROMPT"],
         )
-    return bundled_model(), first
+    return shipped_model(), first
 
 
 def open_tokenizer(checkpoint: Checkpoint, *, needed: bool) -> Tokenizer | None:
@@ -68,4 +51,4 @@ def budget_bytes(values: Values) -> int:
     """--ram, or most of what is available now."""
     if values.ram is not None:
         return int(values.ram)
-    return int(available_bytes() * _DEFAULT_RAM_SHARE)
+    return default_budget_bytes()

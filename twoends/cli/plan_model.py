@@ -9,6 +9,7 @@ from typing import Any
 
 from twoends.checkpoint.config import read_config
 from twoends.checkpoint.predicted import predicted_index
+from twoends.checkpoint.shipped import shipped_model
 from twoends.cli import load
 from twoends.cli.command import Values
 from twoends.cli.disks import DiskRate, rate_under
@@ -54,7 +55,7 @@ def plan(values: Values, screen: Screen) -> None:
 
 def make_report(values: Values) -> PlanReport:
     """Loads what `run` loads before its plan, so that the program's own share is the same."""
-    directory = load.bundled_model() if values.model is None else Path(values.model)
+    directory = shipped_model() if values.model is None else Path(values.model)
     checkpoint, is_predicted = open_or_predict(directory, latent_eps=values.latent_eps)
     tokenizer = load.open_tokenizer(checkpoint, needed=False)
     choice = load.choose_kernels(values)

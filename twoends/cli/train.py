@@ -119,6 +119,7 @@ def _data(values: Values, recipe: Recipe, screen: Screen) -> Path:
             folder,
             sources=lacking,
             stories=recipe.data.stories,
+            echoes=recipe.data.echoes,
             tasks=recipe.data.tasks,
             seed=recipe.train.seed,
             archive=None if values.shakespeare is None else Path(values.shakespeare),

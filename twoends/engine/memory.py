@@ -7,6 +7,8 @@ import resource
 import sys
 from pathlib import Path
 
+_DEFAULT_SHARE = 0.8
+
 
 def resident_bytes() -> int:
     """Resident set of this process now."""
@@ -36,6 +38,11 @@ def peak_resident_bytes() -> int:
         return found
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def default_budget_bytes() -> int:
+    """The budget where none is named: most of what is available now."""
+    return int(available_bytes() * _DEFAULT_SHARE)
 
 
 def available_bytes() -> int:
