@@ -46,6 +46,7 @@ num_ranks = 400
 sample_characters = 40000
 [data]
 stories = 120
+echoes = 1
 tasks = 120
 characters = 60000
 [data.shares]

@@ -29,7 +29,7 @@ def _recipe(**changes: object) -> Recipe:
     return Recipe(
         model=tiny_architecture(),
         tokenizer=TokenizerRecipe(num_ranks=344, sample_characters=1),
-        data=DataRecipe(stories=1, tasks=1, characters=1, shares={}),
+        data=DataRecipe(stories=1, echoes=1, tasks=1, characters=1, shares={}),
         train=TrainRecipe(**(settings | changes)),  # type: ignore[arg-type]
     )
 

@@ -16,7 +16,7 @@ def book() -> StoryBook:
     return load_story_book()
 
 
-@pytest.mark.parametrize("kind", ["stories", "tasks"])
+@pytest.mark.parametrize("kind", ["stories", "echoes", "tasks"])
 def test_a_document_depends_on_its_seed_and_index_alone(kind: str, book: StoryBook) -> None:
     alone = document(3, 41, kind=kind, book=book)
     for index in range(41):
@@ -25,7 +25,7 @@ def test_a_document_depends_on_its_seed_and_index_alone(kind: str, book: StoryBo
     assert document(4, 41, kind=kind, book=book) != alone
 
 
-@pytest.mark.parametrize("kind", ["stories", "tasks"])
+@pytest.mark.parametrize("kind", ["stories", "echoes", "tasks"])
 def test_no_template_mark_is_left_in_a_document(kind: str, book: StoryBook) -> None:
     text = "\n".join(document(1, index, kind=kind, book=book) for index in range(1500))
     assert not set("{}[]|") & set(text)
@@ -46,7 +46,7 @@ def test_sums_are_right(book: StoryBook) -> None:
 
 
 def test_an_unknown_kind_of_document_is_refused(book: StoryBook) -> None:
-    with pytest.raises(ValueError, match=r"'poems'.*stories and tasks"):
+    with pytest.raises(ValueError, match=r"'poems'.*stories, echoes and tasks"):
         document(1, 1, kind="poems", book=book)
 
 
@@ -56,14 +56,18 @@ def test_a_source_that_is_not_there_is_named_with_its_command(tmp_path: Path) ->
 
 
 def test_a_corpus_of_generated_sources_keeps_its_splits_apart(tmp_path: Path) -> None:
-    prepare_corpus(tmp_path, sources=("stories", "tasks"), stories=200, tasks=100, seed=1, archive=None)
+    prepare_corpus(
+        tmp_path, sources=("stories", "tasks"), stories=200, echoes=1, tasks=100, seed=1, archive=None
+    )
     train, heldout = (read_documents(tmp_path, source="stories", split=s) for s in ("train", "heldout"))
     assert (len(train), len(heldout)) == (196, 4)
     assert not set(train) & set(heldout)
 
 
 def test_a_mixture_has_its_shares_and_repeats_a_small_source(tmp_path: Path) -> None:
-    prepare_corpus(tmp_path, sources=("stories", "tasks"), stories=60, tasks=60, seed=1, archive=None)
+    prepare_corpus(
+        tmp_path, sources=("stories", "tasks"), stories=60, echoes=1, tasks=60, seed=1, archive=None
+    )
     mixed = mixed_documents(tmp_path, shares={"stories": 0.9, "tasks": 0.1}, characters=200_000, seed=1)
     tasks = set(read_documents(tmp_path, source="tasks", split="train"))
     share = sum(len(text) for text in mixed if text in tasks) / sum(map(len, mixed))

@@ -105,6 +105,7 @@ def prepare_corpus(
     *,
     sources: Iterable[str],
     stories: int,
+    echoes: int,
     tasks: int,
     seed: int,
     archive: Path | None,
@@ -116,6 +117,7 @@ def prepare_corpus(
     """
     known: dict[str, Callable[[], Iterator[str]]] = {
         "stories": lambda: _generated("stories", stories, seed),
+        "echoes": lambda: _generated("echoes", echoes, seed),
         "tasks": lambda: _generated("tasks", tasks, seed),
         "web": world_english_bible,
         "kjv": king_james_bible,

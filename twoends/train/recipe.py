@@ -22,6 +22,7 @@ class DataRecipe:
     """How much text, from which sources; `shares` are of characters."""
 
     stories: int
+    echoes: int
     tasks: int
     characters: int
     shares: dict[str, float]

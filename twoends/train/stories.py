@@ -215,11 +215,34 @@ def lists(rng: random.Random, book: StoryBook) -> str:
     return f"Sort: {', '.join(items)}.\nSorted: {', '.join(sorted(items))}."
 
 
+def echo(rng: random.Random, book: StoryBook) -> str:
+    """Names that come again and again: lists said several times, pairs in another order, greetings.
+
+    A story names its people once in thirty tokens; here a model learns within minutes to look a name up.
+    """
+    words = book.words
+    names = rng.sample(words["girls"] + words["boys"] + words["beast_names"], rng.randint(3, 8))
+    kind = rng.randrange(4)
+    if kind == 0:
+        return rng.choice(["\n", " "]).join([", ".join(names) + "."] * rng.randint(2, 4))
+    if kind == 1:
+        pairs = [
+            f"{name}: {thing}" for name, thing in zip(names, rng.sample(words["things"], 8), strict=False)
+        ]
+        lines = [pairs] + [rng.sample(pairs, len(pairs)) for _ in range(rng.randint(1, 2))]
+        return "\n".join(", ".join(line) + "." for line in lines)
+    facts = _facts(rng, words)
+    lines = rng.sample(words["exchanges"], rng.randint(3, 7))
+    return " ".join(_fill(rng, line, facts) for line in [rng.choice(words["meetings"]), *lines])
+
+
 def document(seed: int, index: int, *, kind: str, book: StoryBook) -> str:
-    """Document `index` of a kind (`stories` or `tasks`); depends on nothing but its arguments."""
+    """Document `index` of a kind (stories, echoes or tasks); depends on nothing but its arguments."""
     rng = random.Random(f"{kind}/{seed}/{index}")
     if kind == "stories":
         return story(rng, book)
     if kind == "tasks":
         return rng.choice([arithmetic, recall, recall, lists])(rng, book)
-    raise ValueError(f"unknown kind of document {kind!r}; there are stories and tasks")
+    if kind == "echoes":
+        return echo(rng, book)
+    raise ValueError(f"unknown kind of document {kind!r}; there are stories, echoes and tasks")
