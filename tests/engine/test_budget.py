@@ -28,7 +28,7 @@ from twoends.units import format_bytes
 
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 FAMILIES = ("kimi-k3", "kimi-linear")
-PROPERTY = settings(max_examples=15, deadline=None)
+PROPERTY = settings(max_examples=8, deadline=None)
 
 
 @pytest.fixture(scope="module")
