@@ -4,7 +4,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 #if defined(TWOENDS_X86)
 #include <immintrin.h>
@@ -38,43 +43,65 @@ struct NoSignals {
 
 }  // namespace
 
-Pool::Pool(size_t threads) : owner_pid_((long)getpid()) {
+struct Pool::State {
+  std::mutex one_job;
+  Function function = nullptr;
+  void* context = nullptr;
+  size_t count = 0, grain = 1;
+  std::atomic<size_t> next{0};
+  // A worker may touch the job only between ++inside with `open` seen true, and --inside.
+  std::atomic<bool> open{false};
+  std::atomic<size_t> inside{0};
+  std::atomic<size_t> round{0};
+  std::atomic<bool> stop{false};
+
+  std::mutex sleep;
+  std::condition_variable wake;
+  std::atomic<size_t> asleep{0};
+  pid_t owner = getpid();
+  std::vector<std::thread> workers;
+};
+
+Pool::Pool(size_t threads) : state_(new State) {
   const NoSignals no_signals;
-  for (size_t worker = 1; worker < threads; ++worker) workers_.emplace_back([this, worker] { work(worker); });
+  State& state = *state_;
+  for (size_t worker = 1; worker < threads; ++worker)
+    state.workers.emplace_back([&state, worker] { work(state, worker); });
 }
 
 Pool::~Pool() {
-  // After a fork the child has no workers to wait for.
-  if ((long)getpid() != owner_pid_) {
-    for (std::thread& thread : workers_) thread.detach();
-    return;
-  }
+  if (getpid() != state_->owner) return;
   {
-    const std::lock_guard<std::mutex> lock(sleep_);
-    stop_ = true;
+    const std::lock_guard<std::mutex> lock(state_->sleep);
+    state_->stop = true;
   }
-  wake_.notify_all();
-  for (std::thread& thread : workers_) thread.join();
+  state_->wake.notify_all();
+  for (std::thread& thread : state_->workers) thread.join();
+  delete state_;
 }
+
+size_t Pool::threads() const { return state_->workers.size() + 1; }
 
 void Pool::run(Function function, void* context, size_t count, size_t grain) {
   if (count == 0) return;
-  if (workers_.empty() || count <= grain) {
+  State& state = *state_;
+  // A forked child has the record of the workers but not the workers.
+  if (state.workers.empty() || count <= grain || getpid() != state.owner) {
     function(context, 0, count, 0);
     return;
   }
-  const std::lock_guard<std::mutex> one_job(one_job_);
-  function_ = function, context_ = context, count_ = count, grain_ = grain;
-  next_ = 0;
-  open_ = true;
-  ++round_;
-  if (asleep_ != 0) {
-    const std::lock_guard<std::mutex> lock(sleep_);
-    wake_.notify_all();
+  const std::lock_guard<std::mutex> one_job(state.one_job);
+  state.function = function, state.context = context, state.count = count, state.grain = grain;
+  state.next = 0;
+  state.open = true;
+  ++state.round;
+  if (state.asleep != 0) {
+    const std::lock_guard<std::mutex> lock(state.sleep);
+    state.wake.notify_all();
   }
-  take_pieces(0);
-  open_ = false;
-  for (size_t spins = 0; inside_ != 0; ++spins) {
+  take_pieces(state, 0);
+  state.open = false;
+  for (size_t spins = 0; state.inside != 0; ++spins) {
     if (spins < 1000)
       relax();
     else
@@ -82,38 +109,38 @@ void Pool::run(Function function, void* context, size_t count, size_t grain) {
   }
 }
 
-void Pool::take_pieces(size_t worker) {
+void Pool::take_pieces(State& state, size_t worker) {
   for (;;) {
-    const size_t begin = next_.fetch_add(grain_);
-    if (begin >= count_) return;
-    const size_t end = begin + grain_ < count_ ? begin + grain_ : count_;
-    function_(context_, begin, end, worker);
+    const size_t begin = state.next.fetch_add(state.grain);
+    if (begin >= state.count) return;
+    const size_t end = begin + state.grain < state.count ? begin + state.grain : state.count;
+    state.function(state.context, begin, end, worker);
   }
 }
 
-void Pool::wait_for(size_t seen_round) {
+void Pool::wait_for(State& state, size_t seen_round) {
   const auto deadline = std::chrono::steady_clock::now() + kSpin;
   do {
     for (int i = 0; i < 32; ++i) {
-      if (round_ != seen_round || stop_) return;
+      if (state.round != seen_round || state.stop) return;
       relax();
     }
   } while (std::chrono::steady_clock::now() < deadline);
-  std::unique_lock<std::mutex> lock(sleep_);
-  ++asleep_;
-  wake_.wait(lock, [&] { return round_ != seen_round || stop_; });
-  --asleep_;
+  std::unique_lock<std::mutex> lock(state.sleep);
+  ++state.asleep;
+  state.wake.wait(lock, [&] { return state.round != seen_round || state.stop; });
+  --state.asleep;
 }
 
-void Pool::work(size_t worker) {
+void Pool::work(State& state, size_t worker) {
   const PlainFloats floats;
   size_t seen_round = 0;
-  while (!stop_) {
-    wait_for(seen_round);
-    seen_round = round_;
-    ++inside_;
-    if (open_) take_pieces(worker);
-    --inside_;
+  while (!state.stop) {
+    wait_for(state, seen_round);
+    seen_round = state.round;
+    ++state.inside;
+    if (state.open) take_pieces(state, worker);
+    --state.inside;
   }
 }
 
