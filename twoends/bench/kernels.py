@@ -24,6 +24,7 @@ from twoends.kernels.reference.matmul import row_slice
 
 MIN_REPEATS = 5
 INPUTS = (1, 8, 64)
+SEQUENCE_INPUTS = (1, 64)
 # Rows and columns of Kimi K3: an expert's gate and down projections, trunk projections, the router.
 MATRICES: tuple[tuple[Format, int, int], ...] = (
     ("mxfp4", 3072, 3584),
@@ -100,9 +101,9 @@ def _weights(size: int) -> Bytes:
 def _jobs(ops: Ops, buffer: Bytes) -> Iterator[_Job]:
     for (form, rows, cols), num_inputs in itertools.product(MATRICES, INPUTS):
         yield _matmul_job(ops, buffer, form, rows, cols, num_inputs)
-    for num_inputs in (1, 64):
+    for num_inputs in SEQUENCE_INPUTS:
         yield _kda_job(ops, buffer, num_inputs)
-    for num_inputs in (1, 64):
+    for num_inputs in SEQUENCE_INPUTS:
         yield _mla_job(ops, buffer, num_inputs)
 
 
