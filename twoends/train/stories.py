@@ -229,8 +229,8 @@ def echo(rng: random.Random, book: StoryBook) -> str:
         pairs = [
             f"{name}: {thing}" for name, thing in zip(names, rng.sample(words["things"], 8), strict=False)
         ]
-        lines = [pairs] + [rng.sample(pairs, len(pairs)) for _ in range(rng.randint(1, 2))]
-        return "\n".join(", ".join(line) + "." for line in lines)
+        shuffled = [pairs] + [rng.sample(pairs, len(pairs)) for _ in range(rng.randint(1, 2))]
+        return "\n".join(", ".join(line) + "." for line in shuffled)
     facts = _facts(rng, words)
     lines = rng.sample(words["exchanges"], rng.randint(3, 7))
     return " ".join(_fill(rng, line, facts) for line in [rng.choice(words["meetings"]), *lines])

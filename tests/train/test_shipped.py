@@ -1,0 +1,52 @@
+"""The checkpoint that ships: whole, small, described, and able to tell a story."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the training half needs torch (pip install 'twoends[train]')")
+
+import twoends  # noqa: E402
+from twoends.checkpoint.config import read_config  # noqa: E402
+from twoends.train.bpe import encoding, read_rank_file, tokenizer_files  # noqa: E402
+from twoends.train.export import load_checkpoint, model_config  # noqa: E402
+from twoends.train.recipe import preset  # noqa: E402
+from twoends.train.sample import sample  # noqa: E402
+from twoends.train.stories import document, load_story_book  # noqa: E402
+
+SHIPPED = Path(twoends.__file__).parent / "assets" / "nano"
+
+pytestmark = pytest.mark.skipif(not (SHIPPED / "config.json").is_file(), reason=f"no checkpoint in {SHIPPED}")
+
+
+def test_it_is_what_the_preset_describes() -> None:
+    assert read_config(SHIPPED) == model_config(preset("nano").model)
+
+
+def test_it_fits_into_a_repository() -> None:
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 14_000_000
+
+
+@pytest.mark.parametrize("heading", ["Data and licence", "How it was made", "How good it is", "Samples"])
+def test_its_card_has_the_section(heading: str) -> None:
+    assert f"\n## {heading}\n" in (SHIPPED / "README.md").read_text(encoding="utf-8")
+
+
+def test_its_tokenizer_files_are_those_of_its_ranks() -> None:
+    files = tokenizer_files(read_rank_file(SHIPPED / "tiktoken.model"))
+    assert {name: (SHIPPED / name).read_text() for name in files} == files
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_goes_on_with_a_story_in_words_that_stories_are_made_of(seed: int) -> None:
+    encoder = encoding(read_rank_file(SHIPPED / "tiktoken.model"))
+    model, book = load_checkpoint(SHIPPED), load_story_book()
+    text = sample(model, "Once upon a time", encoder=encoder, num_new=80, temperature=0.5, seed=seed)
+    known = set(re.findall(r"\w+", " ".join(document(1, i, kind="stories", book=book) for i in range(4000))))
+    words = re.findall(r"\w+", text)[:-1]
+    # One word in twenty may be new; a model that babbles invents one in three.
+    assert sum(word not in known for word in words) <= len(words) / 20
+    assert len(words) > 30
