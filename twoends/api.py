@@ -31,13 +31,15 @@ def open_model(
     isa: str | None = None,
     context: int = 4096,
     chunk: int | None = None,
+    draft: int = 0,
     policy: str = "decayed",
 ) -> Model:
     """A model whose process stays within `ram` (bytes or "8GB"; default 80 % of what is available).
 
     `directory` None is the checkpoint that ships; `isa` forces an instruction set (avx512, avx2, neon,
-    plain), None takes the fastest. Raises ConfigError, CheckpointError, TokenizerError
-    for files that are not right, DoesNotFit below the floor, NotSound when a kernel differs.
+    plain), None takes the fastest; `draft` is how many suggested ids one pass may verify. Raises
+    ConfigError, CheckpointError, TokenizerError for files that are not right, DoesNotFit below the
+    floor, NotSound when a kernel differs.
     """
     checkpoint = Checkpoint.open(Path(directory) if directory is not None else shipped_model())
     tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
@@ -46,6 +48,7 @@ def open_model(
         ram_bytes=_ram_bytes(ram),
         context_tokens=context,
         chunk_tokens=chunk,
+        draft_tokens=draft,
         reference=choice.ops.backend == "reference",
     )
     return Model(OpenModel(checkpoint, plan, choice.ops, policy=policy), tokenizer)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.backends import native_isas
 from tests.support.running import PROMPT, make_ops, run
+from twoends.generate import generator
 from twoends.generate.sampler import Sampling
 
 FAMILIES = ("kimi-k3", "kimi-linear")
@@ -117,6 +118,62 @@ def test_sampled_text_is_the_same_at_every_budget_and_break(nano_checkpoints, tm
         checkpoint, ops=make_ops("plain"), num_new=40, sampling=Sampling(temperature=0.9, top_p=0.95, seed=8)
     )
     assert reseeded.ids != plain.ids
+
+
+class Prophet:
+    """Stands in for the prompt lookup: drafts the true text, with every fifth id wrong."""
+
+    truth: list[int]
+
+    def __init__(self):
+        self._known = 0
+
+    def extend(self, ids):
+        self._known = len(ids)
+
+    def draft(self, most):
+        at = self._known - len(PROMPT)
+        coming = self.truth[at : at + most]
+        return [(i + 1) % 700 if (at + n) % 5 == 4 else i for n, i in enumerate(coming)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("isa", native_isas())
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.7, seed=3)], ids=["greedy", "sampled"]
+)
+def test_drafts_change_no_bit(nano_checkpoints, tmp_path, monkeypatch, family, isa, sampling):
+    """Drafts that are partly right: rows are kept and rows are taken back, across a session break."""
+    checkpoint = nano_checkpoints[family]
+    plain = run(checkpoint, ops=make_ops("plain"), num_new=60, sampling=sampling, budget="floor")
+    monkeypatch.setattr(Prophet, "truth", plain.ids, raising=False)
+    monkeypatch.setattr(generator, "PromptLookup", Prophet)
+    drafted = run(
+        checkpoint,
+        ops=make_ops(isa, 2),
+        num_new=60,
+        sampling=sampling,
+        budget="floor",
+        draft=5,
+        save_after=31,
+        tmp_path=tmp_path,
+    )
+    assert_same(drafted, plain)
+    assert drafted.drafted > drafted.accepted > 20
+    # A session break costs its second run a first pass; the drafts save far more.
+    assert drafted.counters.bytes_trunk < plain.counters.bytes_trunk * 0.4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompt_lookup_changes_no_bit(nano_checkpoints, family):
+    checkpoint = nano_checkpoints[family]
+    first = run(checkpoint, ops=make_ops("plain"), num_new=30)
+    prompt = [*PROMPT, *first.ids, *PROMPT, *first.ids[:8]]
+    options = {"num_new": 30, "prompt": prompt, "budget": "floor", "chunk": 64}
+    plain = run(checkpoint, ops=make_ops("plain"), **options)
+    drafted = run(checkpoint, ops=make_ops("plain"), draft=5, **options)
+    assert_same(drafted, plain)
+    assert drafted.drafted > 0
 
 
 def test_the_axes_are_not_inert(nano_checkpoints, expected):

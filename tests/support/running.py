@@ -45,9 +45,11 @@ class Run:
     digests: list[str] = field(default_factory=list)
     counters: Counters | None = None
     plan: Plan | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
-def plan_of(checkpoint: Checkpoint, *, budget="ample", chunk=None, context=64) -> Plan:
+def plan_of(checkpoint: Checkpoint, *, budget="ample", chunk=None, context=64, draft=0) -> Plan:
     """`budget` is "floor", "ample", bytes above the floor, or a share of the floor above it (float)."""
 
     def make(ram_bytes):
@@ -58,6 +60,7 @@ def plan_of(checkpoint: Checkpoint, *, budget="ample", chunk=None, context=64) -
             program_bytes=0,
             context_tokens=context,
             chunk_tokens=chunk,
+            draft_tokens=draft,
         )
 
     ample = make(10**12)
@@ -82,6 +85,7 @@ def run(
     num_new: int,
     budget="ample",
     chunk=None,
+    draft=0,
     policy="decayed",
     sampling=None,
     save_after: int | None = None,
@@ -95,7 +99,7 @@ def run(
     parts = [num_new] if save_after is None else [save_after, num_new - save_after]
     ids = list(prompt)
     for part, count in enumerate(parts):
-        plan = plan_of(checkpoint, budget=budget, chunk=chunk, context=len(prompt) + num_new)
+        plan = plan_of(checkpoint, budget=budget, chunk=chunk, draft=draft, context=len(prompt) + num_new)
         model = OpenModel(
             checkpoint,
             plan,
@@ -124,5 +128,7 @@ def run(
             model.close()
         result.ids += outcome.ids
         result.digests += outcome.position_digests
+        result.drafted += outcome.num_drafted
+        result.accepted += outcome.num_accepted
         result.counters, result.plan = model.counters, plan
     return result

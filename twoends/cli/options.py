@@ -23,6 +23,13 @@ CHUNK = Option(
     convert=whole_number(least=1),
     help="prompt tokens in one pass over the weights (from the budget, 64 at most)",
 )
+DRAFT = Option(
+    flag="--draft",
+    value="N",
+    convert=whole_number(least=0),
+    default=0,
+    help="verify up to N ids at once that the text so far suggests (0, none)",
+)
 CONTEXT = Option(
     flag="--context",
     value="N",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twoends.cli.command import JSON, Argument, Command, Values
-from twoends.cli.options import CHUNK, CONTEXT, KERNELS, LATENT_EPS, RAM, THREADS
+from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, THREADS
 from twoends.cli.screen import Screen
 
 
@@ -18,7 +18,7 @@ def command() -> Command:
             "but config.json will do: sizes are then those of the released layout."
         ),
         arguments=(Argument(name="MODEL", help="a checkpoint's directory; left out, the one that ships"),),
-        options=(RAM, CONTEXT, CHUNK, THREADS, KERNELS, LATENT_EPS, JSON),
+        options=(RAM, CONTEXT, CHUNK, DRAFT, THREADS, KERNELS, LATENT_EPS, JSON),
         examples=("twoends plan /data/kimi-k3 --ram 8GB", "twoends plan /data/kimi-k3 --ram 8GB --json"),
         act=_act,
     )

@@ -65,6 +65,7 @@ def make_report(values: Values) -> PlanReport:
             ram_bytes=ram_bytes,
             context_tokens=values.context or DEFAULT_CONTEXT,
             chunk_tokens=values.chunk,
+            draft_tokens=values.draft,
             reference=choice.ops.backend == "reference",
         )
 

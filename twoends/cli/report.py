@@ -79,6 +79,8 @@ def run_object(report: RunReport) -> dict[str, Any]:
         "expert_requests": counters.expert_requests,
         "expert_hits": counters.expert_hits,
         "policy": report.policy,
+        "num_drafted": outcome.num_drafted,
+        "num_accepted": outcome.num_accepted,
         "wait_s": counters.wait_s,
         "prefill_s": outcome.prefill_s,
         "decode_s": outcome.decode_s,
@@ -115,6 +117,9 @@ def draw_card(report: RunReport, screen: Screen) -> None:
         ),
         ("memory", f"{format_bytes(report.peak_bytes)} at most, of {format_bytes(report.plan.ram_bytes)}"),
     ]
+    if outcome.num_drafted:
+        share = share_text(outcome.num_accepted, outcome.num_drafted)
+        rows.append(("drafts", f"{outcome.num_drafted:,} verified, {outcome.num_accepted:,} right ({share})"))
     if outcome.finish in _ENDS:
         rows.insert(1, ("ended", _ENDS[outcome.finish]))
     if report.session is not None:

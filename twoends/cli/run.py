@@ -13,7 +13,7 @@ from twoends.cli.command import (
     real_number,
     whole_number,
 )
-from twoends.cli.options import CHUNK, CONTEXT, KERNELS, LATENT_EPS, RAM, THREADS
+from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, THREADS
 from twoends.cli.screen import Screen
 from twoends.errors import OptionError
 
@@ -49,6 +49,7 @@ def _options() -> tuple[Option, ...]:
         RAM,
         THREADS,
         CHUNK,
+        DRAFT,
         CONTEXT,
         Option(
             flag="--policy",

@@ -104,6 +104,7 @@ def prepare(values: Values) -> Job:
         ram_bytes=load.budget_bytes(values),
         context_tokens=context,
         chunk_tokens=values.chunk,
+        draft_tokens=values.draft,
         reference=choice.ops.backend == "reference",
     )
     return Job(

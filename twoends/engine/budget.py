@@ -20,6 +20,7 @@ from twoends.engine.window import choose_pins
 from twoends.errors import DoesNotFit
 from twoends.model.attnres import num_sources
 from twoends.model.state import cache_bytes_per_token, recurrent_bytes
+from twoends.model.tentative import tentative_bytes
 from twoends.units import format_bytes
 
 MIN_SLOTS = 4
@@ -54,6 +55,7 @@ class Plan:
     ram_bytes: int
     context_tokens: int
     chunk_tokens: int
+    draft_tokens: int
     panel_bytes: int
     window_bytes: int
     pin_budget_bytes: int
@@ -102,25 +104,31 @@ def make_plan(
     context_tokens: int,
     chunk_tokens: int | None,
     backend_bytes: int = 0,
+    draft_tokens: int = 0,
 ) -> Plan:
     """The plan for one sequence of `context_tokens`. Raises DoesNotFit below the floor.
 
     `program_bytes` is the measured resident set before any weight is read; `backend_bytes` is what
-    the kernels hold while they run; `chunk_tokens` None lets the plan choose. A chunk is never
-    longer than the context: room for rows that can't come would be taken from what saves reads.
+    the kernels hold while they run; `chunk_tokens` None lets the plan choose; `draft_tokens` is the
+    longest draft that one pass may verify. A chunk is never longer than the context: room for rows
+    that can't come would be taken from what saves reads.
     """
     if chunk_tokens is not None:
         chunk_tokens = min(chunk_tokens, context_tokens)
     narrow = trunk_entries(config, index, panel_bytes=_MIN_PANEL_BYTES)
     trunk = pass_bytes(narrow)
-    fixed = _fixed_rows(config, index, program_bytes, context_tokens, backend_bytes)
+    fixed = (
+        *_fixed_rows(config, index, program_bytes, context_tokens, backend_bytes),
+        *_draft_rows(config, draft_tokens),
+    )
+    fewest = max(chunk_tokens or 1, draft_tokens + 1)
     floor_window = max(4 * largest_panel(narrow), min(_FLOOR_WINDOW_BYTES, trunk // 16))
     min_slots = MIN_SLOTS if len(config.moe_layers) else 0
     slot = slot_bytes(index) + _SLOT_BOOKS_BYTES if min_slots else 0
     decoded = max(decoded_vectors(narrow))
     floor_rows = (
         *fixed,
-        _scratch_row(config, chunk_tokens or 1, decoded),
+        _scratch_row(config, fewest, decoded),
         Row(name="trunk window", num_bytes=align_up(floor_window), remark="panels on their way"),
         Row(name=f"{min_slots} expert slots", num_bytes=align_up(slot * min_slots), remark="the least"),
     )
@@ -128,7 +136,7 @@ def make_plan(
     if ram_bytes < floor:
         raise below_floor(ram_bytes, floor_rows)
     chunk = chunk_tokens or _choose_chunk(config, (ram_bytes - floor) // 4, context_tokens)
-    scratch = _scratch_row(config, chunk, decoded)
+    scratch = _scratch_row(config, max(chunk, fewest), decoded)
     left = ram_bytes - sum(row.num_bytes for row in (*fixed, scratch, *floor_rows[len(fixed) + 1 :]))
     shares = _share_out(config, index, left=left, floor_window=align_up(floor_window), slot=slot)
     experts = len(config.moe_layers) * config.num_experts
@@ -137,6 +145,7 @@ def make_plan(
         ram_bytes=ram_bytes,
         context_tokens=context_tokens,
         chunk_tokens=chunk,
+        draft_tokens=draft_tokens,
         panel_bytes=shares.panel,
         window_bytes=shares.window,
         pin_budget_bytes=shares.pin_budget,
@@ -270,6 +279,14 @@ def _fixed_rows(
         ),
         Row(name="embedding rows", num_bytes=align_up(embedding_bytes(index)), remark="read one by one"),
     )
+
+
+def _draft_rows(config: ModelConfig, draft_tokens: int) -> tuple[Row, ...]:
+    if not draft_tokens:
+        return ()
+    rows = draft_tokens + 1
+    size = tentative_bytes(config, rows) + 4 * rows * config.vocab_size
+    return (Row(name="drafts", num_bytes=align_up(size), remark=f"up to {draft_tokens} verified at once"),)
 
 
 def scratch_bytes(config: ModelConfig, chunk: int) -> int:

@@ -23,6 +23,7 @@ from twoends.engine.window import Window
 from twoends.errors import DoesNotFit
 from twoends.kernels.ops import F32, I32, Ops
 from twoends.model.state import SequenceState
+from twoends.model.tentative import Tentative
 from twoends.units import format_bytes
 
 # numpy temporaries of the reference kernels: values and binary64 sums of a block of rows.
@@ -45,7 +46,15 @@ class Checkpoint:
             config = config.with_latent_eps(latent_eps)
         return cls(directory=directory, config=config, index=CheckpointIndex.open(directory, config))
 
-    def plan(self, *, ram_bytes: int, context_tokens: int, chunk_tokens: int | None, reference: bool) -> Plan:
+    def plan(
+        self,
+        *,
+        ram_bytes: int,
+        context_tokens: int,
+        chunk_tokens: int | None,
+        reference: bool,
+        draft_tokens: int = 0,
+    ) -> Plan:
         """The plan of this process for a budget. Raises DoesNotFit below the floor."""
         return make_plan(
             self.config,
@@ -55,6 +64,7 @@ class Checkpoint:
             context_tokens=context_tokens,
             chunk_tokens=chunk_tokens,
             backend_bytes=REFERENCE_BACKEND_BYTES if reference else 0,
+            draft_tokens=draft_tokens,
         )
 
 
@@ -122,6 +132,11 @@ class OpenModel:
         Raises DoesNotFit if the plan's context has no room for them, ReadError, NotSound. After an
         error in a pass the state is not whole: the model can only be closed.
         """
+        return self._pass(ids, layer_done=layer_done, last_only=not all_rows, tentative=None)
+
+    def _pass(
+        self, ids: list[int], *, layer_done: LayerDone, last_only: bool, tentative: Tentative | None
+    ) -> F32:
         assert ids, "a pass carries at least one token"
         assert 0 <= min(ids) <= max(ids) < self.config.vocab_size, "ids lie in the vocabulary"
         if self.state.position + len(ids) > self.state.capacity:
@@ -143,8 +158,17 @@ class OpenModel:
             state=self.state,
             ops=self.ops,
             layer_done=layer_done,
-            last_only=not all_rows,
+            last_only=last_only,
+            tentative=tentative,
         )
+
+    def run_tentative(self, ids: list[int], *, layer_done: LayerDone) -> tuple[F32, Tentative]:
+        """Logits after each of `ids`, and the pass itself: `keep(count, ops)` moves the state on by some.
+
+        Raises what `run_pass` raises.
+        """
+        tentative = Tentative(self.state, len(ids))
+        return self._pass(ids, layer_done=layer_done, last_only=False, tentative=tentative), tentative
 
     def expect_passes(self, count: int) -> None:
         """Lets the window read ahead into `count` more passes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from twoends.engine.open import OpenModel
+from twoends.generate.draft_length import DraftLength
+from twoends.generate.lookup import PromptLookup
 from twoends.generate.sampler import Sampling, pick
 from twoends.generate.stream import Piece, TextStream
 from twoends.kernels.ops import F32
@@ -34,7 +37,11 @@ class Progress(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What one run gave. Times in seconds; `token_s` holds every decode step's."""
+    """What one run gave. Times in seconds; `token_s` has one entry per token after the first.
+
+    A pass that kept several tokens counts its time in equal parts. `num_drafted` ids were guessed
+    and verified, `num_accepted` of them were right.
+    """
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -44,6 +51,8 @@ class Outcome:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     token_s: list[float] = field(default_factory=list)
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class Generator:
@@ -55,6 +64,13 @@ class Generator:
         self._model = model
         self._chunk = chunk
         self.ids = ids
+        self._lookup = PromptLookup()
+        plan = model.plan
+        self._length = (
+            DraftLength(streamed_bytes=plan.streamed_bytes_per_pass, expert_bytes=plan.expert_bytes_per_token)
+            if plan.draft_tokens
+            else None
+        )
 
     def run(
         self,
@@ -74,18 +90,21 @@ class Generator:
         began = time.perf_counter()
         logits_W = self._prefill(progress, stop_asked)
         outcome.prefill_s = time.perf_counter() - began
-        while logits_W is not None:
-            self._choose(logits_W, outcome, digest, sampling=sampling, stream=stream, progress=progress)
-            if outcome.finish != "length" or len(outcome.ids) == num_new:
-                break
-            if stop_asked():
-                logits_W = None
-                break
-            step_began = time.perf_counter()
-            logits_W = self._model.run_pass(self.ids[-1:], layer_done=progress.layer)[0]
-            outcome.token_s.append(time.perf_counter() - step_began)
+        choose = functools.partial(
+            self._choose, outcome, digest, sampling=sampling, stream=stream, progress=progress
+        )
         if logits_W is None:
             outcome.finish = "interrupted"
+        else:
+            choose(logits_W)
+        while outcome.finish == "length" and len(outcome.ids) < num_new:
+            if stop_asked():
+                outcome.finish = "interrupted"
+                break
+            step_began = time.perf_counter()
+            count = self._step(outcome, choose, progress, left=num_new - len(outcome.ids))
+            step_s = time.perf_counter() - step_began
+            outcome.token_s += [step_s / count] * count
         outcome.decode_s = sum(outcome.token_s)
         if outcome.finish in ("length", "interrupted"):
             rest = stream.finish().text
@@ -93,6 +112,35 @@ class Generator:
             progress.rest(rest)
         outcome.logits_digest = digest.hexdigest()
         return outcome
+
+    def _step(self, outcome: Outcome, choose: Callable[[F32], int], progress: Progress, *, left: int) -> int:
+        """One pass: the last id, and drafts after it if that saves bytes. Gives the number of new ids."""
+        draft = self._draft(left)
+        if not draft:
+            choose(self._model.run_pass(self.ids[-1:], layer_done=progress.layer)[0])
+            return 1
+        logits_TW, tentative = self._model.run_tentative([self.ids[-1], *draft], layer_done=progress.layer)
+        count = 0
+        for logits_W in logits_TW:
+            token_id = choose(logits_W)
+            count += 1
+            # A row counts only while every id before it was the one that would have been chosen.
+            if outcome.finish != "length" or count > len(draft) or token_id != draft[count - 1]:
+                break
+        tentative.keep(count, self._model.ops)
+        accepted = count - 1
+        outcome.num_drafted += len(draft)
+        outcome.num_accepted += accepted
+        assert self._length is not None, "a draft has a length"
+        self._length.learn(drafted=len(draft), kept=accepted)
+        return count
+
+    def _draft(self, left: int) -> list[int]:
+        if self._length is None:
+            return []
+        self._lookup.extend(self.ids)
+        # The last id of a run comes from the row before it, so `left` ids need left - 1 drafts.
+        return self._lookup.draft(min(self._length.choose(), left - 1, self._model.plan.draft_tokens))
 
     def _prefill(self, progress: Progress, stop_asked: Callable[[], bool]) -> F32 | None:
         """Logits after the last known id; None when asked to stop before."""
@@ -112,14 +160,14 @@ class Generator:
 
     def _choose(
         self,
-        logits_W: F32,
         outcome: Outcome,
         digest: hashlib.blake2b,
+        logits_W: F32,
         *,
         sampling: Sampling,
         stream: TextStream,
         progress: Progress,
-    ) -> None:
+    ) -> int:
         data = logits_W.tobytes()
         digest.update(data)
         outcome.position_digests.append(hashlib.blake2b(data, digest_size=16).hexdigest())
@@ -131,3 +179,4 @@ class Generator:
         if piece.stopped is not None:
             outcome.finish = piece.stopped
         progress.token(token_id, piece)
+        return token_id

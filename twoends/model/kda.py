@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from twoends.checkpoint.config import ModelConfig
 from twoends.kernels.ops import F32, Ops
 from twoends.model.state import KdaState
+from twoends.model.tentative import KdaRows
 from twoends.model.weights import Weights, project
 
 
-def kda_attention(weights: Weights, x_TD: F32, state: KdaState, config: ModelConfig, ops: Ops) -> F32:
+def kda_attention(
+    weights: Weights,
+    x_TD: F32,
+    state: KdaState,
+    config: ModelConfig,
+    ops: Ops,
+    *,
+    note: Callable[[KdaRows], None] | None = None,
+) -> F32:
     """The mixer of a KDA layer on normalised input: a_TD. Changes `state`.
 
     Used for prefill and decode alike: the plain recurrence, so a chunk border can't change a bit.
+    `note` is told what the recurrence read, for passes that may be taken back.
     """
     num_tokens = x_TD.shape[0]
     heads = (num_tokens, config.kda_num_heads, config.kda_head_dim)
 
-    def convolved(name: str, conv: str, tail_3P: F32) -> F32:
-        return ops.short_conv(project(weights, name, x_TD, ops), weights.vector(conv), tail_3P).reshape(heads)
+    def convolved(u_TP: F32, conv: str, tail_3P: F32) -> F32:
+        return ops.short_conv(u_TP, weights.vector(conv), tail_3P).reshape(heads)
 
-    q_THK = ops.l2_norm(convolved("q_proj", "q_conv", state.q_tail_3P), config.kda_head_dim**-0.5)
-    k_THK = ops.l2_norm(convolved("k_proj", "k_conv", state.k_tail_3P), 1.0)
-    v_THV = convolved("v_proj", "v_conv", state.v_tail_3P)
+    q_TP = project(weights, "q_proj", x_TD, ops)
+    q_THK = ops.l2_norm(convolved(q_TP, "q_conv", state.q_tail_3P), config.kda_head_dim**-0.5)
+    k_TP = project(weights, "k_proj", x_TD, ops)
+    k_THK = ops.l2_norm(convolved(k_TP, "k_conv", state.k_tail_3P), 1.0)
+    v_TP = project(weights, "v_proj", x_TD, ops)
+    v_THV = convolved(v_TP, "v_conv", state.v_tail_3P)
 
     z_THK = project(weights, "f_b_proj", project(weights, "f_a_proj", x_TD, ops), ops).reshape(heads)
     dt_bias_HK = weights.vector("dt_bias").reshape(heads[1:])
@@ -30,6 +45,18 @@ def kda_attention(weights: Weights, x_TD: F32, state: KdaState, config: ModelCon
     alpha_THK = ops.kda_decay(z_THK, dt_bias_HK, a_log_H, config.gate_lower_bound)
     beta_TH = ops.sigmoid(project(weights, "b_proj", x_TD, ops))
 
+    if note is not None:
+        note(
+            KdaRows(
+                q_TP=q_TP,
+                k_TP=k_TP,
+                v_TP=v_TP,
+                key_THK=k_THK,
+                value_THV=v_THV,
+                alpha_THK=alpha_THK,
+                beta_TH=beta_TH,
+            )
+        )
     o_THV = ops.kda_steps(
         q_THK=q_THK, k_THK=k_THK, v_THV=v_THV, alpha_THK=alpha_THK, beta_TH=beta_TH, state_HKV=state.state_HKV
     )
