@@ -154,9 +154,9 @@ def test_help_loads_neither_numpy_nor_torch():
 
 # Every option of every command. A new one is a promise to users: add it here when it is meant.
 SURFACE = {
-    "run": "MODEL PROMPT --ids -n --ram --threads --chunk --context --policy --temperature --top-p --top-k "
+    "run": "MODEL PROMPT --ids -n --ram --threads --chunk --draft --context --policy --temperature --top-p --top-k "
     "--seed --stop --save --load --trace --latent-eps --kernels --no-direct --json",
-    "plan": "MODEL --ram --context --chunk --threads --kernels --latent-eps --json",
+    "plan": "MODEL --ram --context --chunk --draft --threads --kernels --latent-eps --json",
     "inspect": "MODEL --config --sizes --layer --json",
     "doctor": "--disk --threads --kernels --json",
     "tiny": "DIR --preset --family --seed --layers --sparse --json",
