@@ -115,30 +115,26 @@ def make_plan(
     """
     if chunk_tokens is not None:
         chunk_tokens = min(chunk_tokens, context_tokens)
-    narrow = trunk_entries(config, index, panel_bytes=_MIN_PANEL_BYTES)
-    trunk = pass_bytes(narrow)
     fixed = (
         *_fixed_rows(config, index, program_bytes, context_tokens, backend_bytes),
         *_draft_rows(config, draft_tokens),
     )
-    fewest = max(chunk_tokens or 1, draft_tokens + 1)
-    floor_window = max(4 * largest_panel(narrow), min(_FLOOR_WINDOW_BYTES, trunk // 16))
-    min_slots = MIN_SLOTS if len(config.moe_layers) else 0
-    slot = slot_bytes(index) + _SLOT_BOOKS_BYTES if min_slots else 0
-    decoded = max(decoded_vectors(narrow))
-    floor_rows = (
-        *fixed,
-        _scratch_row(config, fewest, decoded),
-        Row(name="trunk window", num_bytes=align_up(floor_window), remark="panels on their way"),
-        Row(name=f"{min_slots} expert slots", num_bytes=align_up(slot * min_slots), remark="the least"),
+    narrow = trunk_entries(config, index, panel_bytes=_MIN_PANEL_BYTES)
+    floor_window = align_up(
+        max(4 * largest_panel(narrow), min(_FLOOR_WINDOW_BYTES, pass_bytes(narrow) // 16))
     )
+    slot = slot_bytes(index) + _SLOT_BOOKS_BYTES if len(config.moe_layers) else 0
+    streams = _floor_streams(floor_window, slot)
+    fewest = max(chunk_tokens or 1, draft_tokens + 1)
+    decoded = max(decoded_vectors(narrow))
+    floor_rows = (*fixed, _scratch_row(config, fewest, decoded), *streams)
     floor = sum(row.num_bytes for row in floor_rows)
     if ram_bytes < floor:
         raise below_floor(ram_bytes, floor_rows)
     chunk = chunk_tokens or _choose_chunk(config, (ram_bytes - floor) // 4, context_tokens)
     scratch = _scratch_row(config, max(chunk, fewest), decoded)
-    left = ram_bytes - sum(row.num_bytes for row in (*fixed, scratch, *floor_rows[len(fixed) + 1 :]))
-    shares = _share_out(config, index, left=left, floor_window=align_up(floor_window), slot=slot)
+    left = ram_bytes - sum(row.num_bytes for row in (*fixed, scratch, *streams))
+    shares = _share_out(config, index, left=left, floor_window=floor_window, slot=slot)
     experts = len(config.moe_layers) * config.num_experts
     embed = index.tensor(None, "embed")
     return Plan(
@@ -158,6 +154,15 @@ def make_plan(
         expert_bytes_per_request=expert_read_bytes(index) if slot else 0.0,
         experts_per_pass=len(config.moe_layers) * config.experts_per_token,
         embedding_bytes_per_token=align_up(embed.segment.nbytes // embed.shape[0]) + PAGE,
+    )
+
+
+def _floor_streams(window: int, slot: int) -> tuple[Row, Row]:
+    """The least that weights need on their way through."""
+    num_slots = MIN_SLOTS if slot else 0
+    return (
+        Row(name="trunk window", num_bytes=window, remark="panels on their way"),
+        Row(name=f"{num_slots} expert slots", num_bytes=align_up(slot * num_slots), remark="the least"),
     )
 
 
