@@ -11,7 +11,7 @@ run: $(VENV)/.run
 	@$(BIN)/twoends run "$(PROMPT)" -n 120
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
