@@ -35,7 +35,8 @@ typedef float two32 __attribute__((vector_size(8)));
 typedef double two64 __attribute__((vector_size(16)));
 typedef uint64_t two_bits __attribute__((vector_size(16)));
 
-inline f32x16 fma(f32x16 x, f32x16 y, f32x16 z) {
+// Not inlined: it is long, and stands everywhere.
+inline __attribute__((noinline)) f32x16 fma(const f32x16& x, const f32x16& y, const f32x16& z) {
   f32x16 r;
   for (int i = 0; i < 16; i += 2) {
     two32 a32, b32, c32;
@@ -59,7 +60,12 @@ inline f32x16 fma(f32x16 x, f32x16 y, f32x16 z) {
 
 inline f32x16 set1(float x) { TWOENDS_EACH(x); }
 inline f32x16 zero() { return set1(0.f); }
-inline f32x16 load(const float* p) { TWOENDS_EACH(p[i]); }
+// By memcpy: weights may lie at any address.
+inline f32x16 load(const float* p) {
+  f32x16 r;
+  std::memcpy(r.v, p, sizeof r.v);
+  return r;
+}
 inline void store(float* p, f32x16 x) { std::memcpy(p, x.v, sizeof x.v); }
 inline f32x16 load_n(const float* p, size_t n) {
   f32x16 r = zero();
