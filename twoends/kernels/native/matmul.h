@@ -138,7 +138,8 @@ inline void mxfp4_block(const MatmulJob& job, size_t row, size_t first_x, size_t
 }
 
 // How many rows are met with T inputs at once: as many sums as the registers hold, and enough of them to hide
-// the latency of fma. `inputs` is the most inputs at once. `ahead` was measured (docs/numbers.md).
+// the latency of fma. `inputs` is the most inputs at once. `ahead` was
+// chosen by measurement: more than the matrix rows of one block, less than the second-level cache.
 struct PlainBf16 {
   template <int R, int T>
   static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
