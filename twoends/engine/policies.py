@@ -16,14 +16,19 @@ from twoends.kernels.ops import F32, I32
 
 Key = tuple[int, int]  # (layer, expert)
 
-# Fixed once for all models, by replay of two real traces (docs/log.md, 2026-11-30).
+# Fixed once for all models and traces (docs/log.md, 2026-11-30, "A score that multiplies").
 _FAST_DECAY = np.float32(0.5)
-_SLOW_DECAY = np.float32(0.98)
-_SLOW_WEIGHT = np.float32(0.05)
-# The best-ranked expert of a token is worth ten times the last one: reuse by gate rank on a real
-# K3 trace falls from 0.68 to 0.18, and the differences are what ranks the candidates.
-_LAST_RANK_WEIGHT = 0.1
-_TRANSIT_SLOTS = 4
+_SLOW_DECAY = np.float32(0.985)
+# Keeps an expert that is long popular but not of late apart from one that is neither.
+_FAST_FLOOR = np.float32(0.1)
+# Scale of the odds of being chosen again; only comparisons between layers see it.
+_ODDS = np.float32(0.11)
+# What the last token chose is worth more, by its rank: reuse on a real K3 trace falls from 0.68 to
+# 0.18 over the ranks of the last token, and no longer depends on the rank one token later.
+_FIRST_RANK_GAIN = 7.5
+_LAST_RANK_GAIN = 1.5
+_CYCLE_WEIGHT = np.float32(2.0)
+_TRANSIT_SLOTS = 2
 
 
 class Policy(Protocol):
@@ -68,64 +73,89 @@ class Lru:
 class Decayed:
     """Keeps the experts with the best chance of being chosen again, whatever layer they belong to.
 
-    Per layer every expert has a score: uses weighted by gate rank, decayed once a token at two
-    speeds (most reuse comes within a few tokens, some experts are popular for long). A new expert
-    takes the place of the lowest score of all, if that is lower than its own; a layer whose turn is
-    far off counts less, since its experts would hold their slots longer. The others pass through a
-    few transit slots. Choosing costs one look per layer, not per slot: each layer knows its lowest.
+    Per layer every expert has two counts of its uses, decayed once a token at two speeds, whose
+    geometric mean asks for both: lately and often. What the last token chose gains by its gate rank.
+    The odds made of this are the expert's value. A new expert takes the place of the lowest value of
+    all, if that is lower than its own; a layer whose turn is far off counts less, since its experts
+    would hold their slots longer. The others pass through a few transit slots. Choosing costs one
+    look per layer, not per slot: each layer knows its lowest.
     """
 
     name = "decayed"
 
-    def __init__(self, num_slots: int, *, first_layer: int, num_layers: int, num_experts: int) -> None:
+    def __init__(
+        self, num_slots: int, *, first_layer: int, num_layers: int, num_experts: int, ranked: bool = True
+    ) -> None:
+        """`ranked` False: ids come in no order, and all of a token's gain alike."""
         self._first_layer = first_layer
+        self._first_gain = _FIRST_RANK_GAIN if ranked else _LAST_RANK_GAIN
         # np.full touches its pages now; np.zeros would let memory grow later.
         self._fast_LE = np.full((num_layers, num_experts), 0, np.float32)
         self._slow_LE = np.full((num_layers, num_experts), 0, np.float32)
+        self._value_LE = np.full((num_layers, num_experts), 0, np.float32)
         self._slot_LE = np.full((num_layers, num_experts), -1, np.int32)
         self._lowest_L = np.full(num_layers, np.inf, np.float32)
         self._loser_L = np.zeros(num_layers, np.int64)
+        # Layers whose lowest was looked for while some of their slots were busy.
+        self._partly: set[int] = set()
         # Slots of a layer whose turn has just passed wait a whole cycle for it to come again.
         ahead_L = np.arange(num_layers, dtype=np.float32) / max(num_layers, 1)
-        self._nearness_L = 1 / (1 + ahead_L)
+        self._nearness_L = 1 / (_CYCLE_WEIGHT + ahead_L)
         all_fit = num_slots >= num_layers * num_experts
         self._num_transit = 0 if all_fit else min(num_slots, _TRANSIT_SLOTS)
         self._transit = Lru(self._num_transit)
         self._free = list(range(num_slots - 1, self._num_transit - 1, -1))
 
+    @property
+    def popularity_LE(self) -> F32:
+        """Slowly decayed uses per expert: what a profile keeps."""
+        return self._slow_LE
+
+    def warm(self, popularity_LE: F32) -> None:
+        """Begins with the popularity that another run ended with."""
+        self._slow_LE[:] = popularity_LE
+
     def observe(self, layer: int, ids_TS: I32) -> None:
-        """Scores of the layer decay once a token; the chosen experts gain by their rank."""
+        """Counts of the layer decay once a token; the chosen experts gain."""
         at = layer - self._first_layer
-        gain_S = np.linspace(1.0, _LAST_RANK_WEIGHT, ids_TS.shape[1], dtype=np.float32)
+        fast_E, slow_E = self._fast_LE[at], self._slow_LE[at]
         for ids_S in ids_TS:
-            self._fast_LE[at] *= _FAST_DECAY
-            self._slow_LE[at] *= _SLOW_DECAY
-            self._fast_LE[at, ids_S] += gain_S
-            self._slow_LE[at, ids_S] += gain_S
-        self._find_lowest(at, _never)
+            fast_E *= _FAST_DECAY
+            slow_E *= _SLOW_DECAY
+            fast_E[ids_S] += 1
+            slow_E[ids_S] += 1
+        odds_E = _ODDS * np.sqrt((fast_E + _FAST_FLOOR) * slow_E)
+        odds_E[ids_TS[-1]] *= np.geomspace(
+            self._first_gain, _LAST_RANK_GAIN, ids_TS.shape[1], dtype=np.float32
+        )
+        self._value_LE[at] = odds_E / (1 + odds_E)
+        self._partly.add(at)
+        for seen in self._partly:
+            self._find_lowest(seen, _never)
+        self._partly.clear()
 
     def touch(self, key: Key, slot: int) -> None:
-        """Keeps the transit slots in order of use; the others go by score."""
+        """Keeps the transit slots in order of use; the others go by value."""
         if slot < self._num_transit:
             self._transit.touch(key, slot)
 
     def place(self, key: Key, is_busy: Callable[[int], bool]) -> int | None:
-        """A free slot, else the lowest-scored one if `key` scores higher, else a transit slot."""
+        """A free slot, else the lowest-valued one if `key` is worth more, else a transit slot."""
         at = key[0] - self._first_layer
         if self._free:
             return self._keep(at, key[1], self._free.pop())
-        self._find_lowest(at, is_busy)
+        self._look_again(at, is_busy)
         loser = self._loser(at, key[1])
         # What another layer has lowest may have come into use since it was looked at.
         while loser is not None and is_busy(int(self._slot_LE[loser, self._loser_L[loser]])):
-            self._find_lowest(loser, is_busy)
+            self._look_again(loser, is_busy)
             loser = self._loser(at, key[1])
         if loser is None:
             return self._transit.place(key, is_busy)
         expert = int(self._loser_L[loser])
         slot = int(self._slot_LE[loser, expert])
         self._slot_LE[loser, expert] = -1
-        self._find_lowest(loser, is_busy)
+        self._look_again(loser, is_busy)
         return self._keep(at, key[1], slot)
 
     def _loser(self, at: int, expert: int) -> int | None:
@@ -135,35 +165,51 @@ class Decayed:
         # Layer `at` itself comes last: its turn is now, and again after all the others.
         value_L = self._lowest_L * np.roll(self._nearness_L, at + 1)
         loser = int(value_L.argmin())
-        return loser if value_L[loser] <= self._score(at)[expert] * self._nearness_L[-1] else None
+        return loser if value_L[loser] <= self._value_LE[at, expert] * self._nearness_L[-1] else None
 
     def _keep(self, at: int, expert: int, slot: int) -> int:
         self._slot_LE[at, expert] = slot
+        self._partly.add(at)
         return slot
 
-    def _score(self, at: int) -> F32:
-        score_E: F32 = self._fast_LE[at] + _SLOW_WEIGHT * self._slow_LE[at]
-        return score_E
+    def _look_again(self, at: int, is_busy: Callable[[int], bool]) -> None:
+        """The layer's lowest among what is not busy now; `observe` looks again when nothing is."""
+        self._find_lowest(at, is_busy)
+        self._partly.add(at)
 
     def _find_lowest(self, at: int, is_busy: Callable[[int], bool]) -> None:
-        """The layer's lowest-scored kept expert that is not busy; infinity where it keeps none."""
+        """The layer's lowest-valued kept expert that is not busy; infinity where it keeps none."""
         slots_E = self._slot_LE[at]
-        score_E = np.where(slots_E >= 0, self._score(at), np.float32(np.inf))
+        value_E = np.where(slots_E >= 0, self._value_LE[at], np.float32(np.inf))
         while True:
-            expert = int(score_E.argmin())
-            if not np.isfinite(score_E[expert]) or not is_busy(int(slots_E[expert])):
+            expert = int(value_E.argmin())
+            if not np.isfinite(value_E[expert]) or not is_busy(int(slots_E[expert])):
                 break
-            score_E[expert] = np.inf
-        self._lowest_L[at], self._loser_L[at] = score_E[expert], expert
+            value_E[expert] = np.inf
+        self._lowest_L[at], self._loser_L[at] = value_E[expert], expert
 
 
 def _never(slot: int) -> bool:
     return False
 
 
-def make_policy(name: str, num_slots: int, *, first_layer: int, num_layers: int, num_experts: int) -> Policy:
+def make_policy(
+    name: str,
+    num_slots: int,
+    *,
+    first_layer: int,
+    num_layers: int,
+    num_experts: int,
+    ranked: bool = True,
+) -> Policy:
     """The policy of that name: `decayed` or `lru`."""
     if name == "lru":
         return Lru(num_slots)
     assert name == "decayed", name
-    return Decayed(num_slots, first_layer=first_layer, num_layers=num_layers, num_experts=num_experts)
+    return Decayed(
+        num_slots,
+        first_layer=first_layer,
+        num_layers=num_layers,
+        num_experts=num_experts,
+        ranked=ranked,
+    )
