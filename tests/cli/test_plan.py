@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from twoends.cli.disks import DiskRate
 from twoends.cli.plan_model import PlanReport, draw
 from twoends.cli.screen import Screen
 from twoends.engine import open as engine_open
 from twoends.engine.budget import Plan, Row
+from twoends.engine.device import DiskRate
 
 SHARED_K3 = Path(__file__).parents[3] / "shared" / "data" / "kimi-k3"
 
@@ -83,7 +83,9 @@ def test_the_screen_to_the_letter(capsys):
         plan=a_plan(8 * 10**9),
         below=a_plan(6 * 10**9),
         above=a_plan(12 * 10**9),
-        rate=DiskRate(bytes_per_s=4.8e9, date="2026-11-30", is_direct=True),
+        rate=DiskRate(
+            bytes_per_s=4.8e9, date="2026-11-30", is_direct=True, piece_bytes=4 * 2**20, depth=4
+        ),
         is_predicted=False,
         has_tokenizer=True,
     )

@@ -1,20 +1,18 @@
-"""How fast a disk reads: measured by `doctor` on a file of its own, kept for `plan`'s estimate."""
+"""How to read a disk fastest, and how fast that is: measured by `doctor` on a file of its own."""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import json
 import mmap
 import os
+import statistics
 import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from twoends.checkpoint.index_cache import cache_directory
+from twoends.engine.device import DiskRate, keep_rate
 from twoends.engine.files import WeightFiles
 from twoends.engine.reader import DEPTH, PIECE_BYTES
 from twoends.errors import DoesNotFit
@@ -24,29 +22,18 @@ MB = 2**20
 FILE_BYTES = 256 * MB
 _WRITE_BYTES = 4 * MB
 _FREE_RESERVE = 64 * MB
-_TRIAL_S = 0.4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskRate:
-    """The engine's own way of reading (4 MiB pieces, four in flight) on one file system."""
-
-    bytes_per_s: float
-    date: str
-    is_direct: bool
-
-    def seconds(self, num_bytes: int) -> float:
-        """How long `num_bytes` take."""
-        return num_bytes / self.bytes_per_s
-
-    def as_object(self) -> dict[str, Any]:
-        """For --json."""
-        return dataclasses.asdict(self)
+_TRIAL_S = 0.15
+# Shared disks change their speed within seconds: every way is tried in every round, the median counts.
+_ROUNDS = 3
+_PIECES = (MB, 2 * MB, PIECE_BYTES, 8 * MB)
+_DEPTHS = (2, DEPTH, 8)
+# The engine's usual way is kept unless another is clearly faster.
+_CLEARLY = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One way of reading, and what it gave."""
+    """One way of reading, and the median of what it gave."""
 
     block_bytes: int
     depth: int
@@ -63,14 +50,15 @@ class DiskReport:
     trials: tuple[Trial, ...]
 
     @property
-    def engine(self) -> Trial:
-        """The trial that reads as the engine does."""
+    def usual(self) -> Trial:
+        """The way in which the engine reads a device that it knows nothing of."""
         return next(t for t in self.trials if (t.block_bytes, t.depth) == (PIECE_BYTES, DEPTH))
 
     @property
-    def best(self) -> Trial:
-        """The fastest trial."""
-        return max(self.trials, key=lambda trial: trial.bytes_per_s)
+    def engine(self) -> Trial:
+        """The way in which the engine will read this device: the usual one, or one that is clearly faster."""
+        best = max(self.trials, key=lambda trial: trial.bytes_per_s)
+        return best if best.bytes_per_s > _CLEARLY * self.usual.bytes_per_s else self.usual
 
 
 def measure_disk(directory: Path, *, file_bytes: int = FILE_BYTES) -> DiskReport:
@@ -92,40 +80,42 @@ def measure_disk(directory: Path, *, file_bytes: int = FILE_BYTES) -> DiskReport
         os.fsync(file.fileno())
         files = WeightFiles([Path(file.name)])
         try:
-            trials = tuple(
-                _trial(files, file_bytes, block_bytes=block_bytes, depth=depth)
-                for block_bytes, depth in ((MB, 1), (MB, DEPTH), (PIECE_BYTES, DEPTH), (PIECE_BYTES, 8))
+            return DiskReport(
+                directory=directory,
+                reason=files.reason,
+                is_direct=files.direct,
+                trials=_trials(files, file_bytes),
             )
-            return DiskReport(directory=directory, reason=files.reason, is_direct=files.direct, trials=trials)
         finally:
             files.close()
 
 
-def keep_rate(report: DiskReport) -> DiskRate:
-    """Stores the engine's rate under the directory's device; a cache that can't be written is no error."""
+def keep_report(report: DiskReport) -> DiskRate:
+    """Stores the way the engine will read, under the directory's device."""
     rate = DiskRate(
         bytes_per_s=report.engine.bytes_per_s,
         date=datetime.date.today().isoformat(),
         is_direct=report.is_direct,
+        piece_bytes=report.engine.block_bytes,
+        depth=report.engine.depth,
     )
-    known = _read_rates() | {_device(report.directory): rate.as_object()}
-    try:
-        _place().parent.mkdir(parents=True, exist_ok=True)
-        temporary = _place().with_suffix(f".{os.getpid()}.part")
-        temporary.write_text(json.dumps(known, indent=1))
-        temporary.replace(_place())
-    except OSError:
-        return rate
+    keep_rate(report.directory, rate)
     return rate
 
 
-def rate_under(directory: Path) -> DiskRate | None:
-    """The kept rate of the disk that holds `directory`."""
-    kept = _read_rates().get(_device(directory))
-    return None if kept is None else DiskRate(**kept)
+def _trials(files: WeightFiles, file_bytes: int) -> tuple[Trial, ...]:
+    ways = [(piece, depth) for piece in _PIECES for depth in _DEPTHS]
+    rates: dict[tuple[int, int], list[float]] = {way: [] for way in ways}
+    for _ in range(_ROUNDS):
+        for piece, depth in ways:
+            rates[piece, depth].append(_bytes_per_s(files, file_bytes, block_bytes=piece, depth=depth))
+    return tuple(
+        Trial(block_bytes=piece, depth=depth, bytes_per_s=statistics.median(rates[piece, depth]))
+        for piece, depth in ways
+    )
 
 
-def _trial(files: WeightFiles, file_bytes: int, *, block_bytes: int, depth: int) -> Trial:
+def _bytes_per_s(files: WeightFiles, file_bytes: int, *, block_bytes: int, depth: int) -> float:
     """Threads that read disjoint blocks, round and round, until the time is over."""
     blocks = file_bytes // block_bytes
     began = time.perf_counter()
@@ -143,22 +133,4 @@ def _trial(files: WeightFiles, file_bytes: int, *, block_bytes: int, depth: int)
         thread.start()
     for thread in threads:
         thread.join()
-    return Trial(block_bytes=block_bytes, depth=depth, bytes_per_s=sum(done) / (time.perf_counter() - began))
-
-
-def _read_rates() -> dict[str, Any]:
-    try:
-        found = json.loads(_place().read_text())
-    except (OSError, ValueError):
-        # Nothing was measured yet, or the file is damaged: plan then says that the rate is not known.
-        return {}
-    fields = {field.name for field in dataclasses.fields(DiskRate)}
-    return {key: value for key, value in found.items() if isinstance(value, dict) and set(value) == fields}
-
-
-def _place() -> Path:
-    return cache_directory().parent / "disks.json"
-
-
-def _device(directory: Path) -> str:
-    return str(os.stat(directory).st_dev)
+    return sum(done) / (time.perf_counter() - began)

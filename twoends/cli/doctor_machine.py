@@ -17,7 +17,7 @@ import numpy as np
 from twoends import __version__
 from twoends.cli import load
 from twoends.cli.command import Values
-from twoends.cli.disks import DiskReport, keep_rate, measure_disk
+from twoends.cli.disks import DiskReport, keep_report, measure_disk
 from twoends.cli.screen import Screen, columns, facts
 from twoends.engine.memory import available_bytes
 from twoends.errors import OptionError, TwoendsError
@@ -68,7 +68,7 @@ def examine(values: Values, screen: Screen) -> Findings:
     screen.live(f"  measuring the disk of {values.disk.resolve()}")
     disk = _measure(values.disk)
     screen.clear_live()
-    keep_rate(disk)
+    keep_report(disk)
     cores, origin = allowed_cores()
     return Findings(
         choice=choice,
@@ -117,6 +117,8 @@ def findings_object(found: Findings) -> dict[str, Any]:
             "direct_io": disk.is_direct,
             "direct_io_reason": disk.reason,
             "bytes_per_s": disk.engine.bytes_per_s,
+            "piece_bytes": disk.engine.block_bytes,
+            "depth": disk.engine.depth,
             "trials": [dataclasses.asdict(trial) for trial in disk.trials],
         },
     }
@@ -135,8 +137,8 @@ def draw(found: Findings, screen: Screen) -> None:
     rows = [["  read size", "in flight", "rate", ""]]
     for trial in found.disk.trials:
         marks = [
-            *(["as the engine reads"] if trial == found.disk.engine else []),
-            *(["fastest"] if trial == found.disk.best else []),
+            *(["as the engine will read it"] if trial == found.disk.engine else []),
+            *(["usual"] if trial == found.disk.usual else []),
         ]
         size = f"{trial.block_bytes // 2**20} MiB"
         rows.append([size, str(trial.depth), format_rate(trial.bytes_per_s), ", ".join(marks)])

@@ -12,11 +12,11 @@ from twoends.checkpoint.predicted import predicted_index
 from twoends.checkpoint.shipped import shipped_model
 from twoends.cli import load
 from twoends.cli.command import Values
-from twoends.cli.disks import DiskRate, rate_under
 from twoends.cli.narrate import model_line
 from twoends.cli.report import plan_object
 from twoends.cli.screen import COLUMNS, Screen, bar
 from twoends.engine.budget import Plan, Row
+from twoends.engine.device import DiskRate, rate_under
 from twoends.engine.open import Checkpoint
 from twoends.units import format_bytes, format_duration, format_rate
 

@@ -13,11 +13,13 @@ import numpy as np
 
 from twoends.cli.screen import Screen, plural, share_text
 from twoends.engine.budget import Plan
+from twoends.engine.device import DiskRate
 from twoends.engine.files import WeightFiles
+from twoends.engine.reader import ReadShape
 from twoends.engine.trace import Counters
 from twoends.generate.generator import Outcome
 from twoends.kernels.choose import Choice
-from twoends.units import format_bytes, format_duration
+from twoends.units import format_bytes, format_duration, format_rate
 
 _ENDS = {"stop_id": "by the model, with a stop token", "stop_string": "at a text of --stop"}
 
@@ -34,6 +36,8 @@ class RunReport:
     counters: Counters
     choice: Choice
     files: WeightFiles
+    read_shape: ReadShape
+    disk: DiskRate | None
     policy: str
     held_bytes: int
     peak_bytes: int
@@ -82,6 +86,11 @@ def run_object(report: RunReport) -> dict[str, Any]:
         "num_drafted": outcome.num_drafted,
         "num_accepted": outcome.num_accepted,
         "wait_s": counters.wait_s,
+        "reading_s": counters.reading_s,
+        "read_bytes_per_s": counters.bytes_read / counters.reading_s if counters.reading_s else None,
+        "read_piece_bytes": report.read_shape.piece_bytes,
+        "read_depth": report.read_shape.depth,
+        "disk": None if report.disk is None else report.disk.as_object(),
         "prefill_s": outcome.prefill_s,
         "decode_s": outcome.decode_s,
         "token_s": outcome.token_s,
@@ -110,6 +119,7 @@ def draw_card(report: RunReport, screen: Screen) -> None:
             f"{format_bytes(counters.bytes_read)}   "
             f"{share_text(counters.wait_s, busy_s)} of the time waiting for the disk",
         ),
+        ("disk", _device_text(report)),
         (
             "experts",
             f"{counters.expert_requests:,} asked, {counters.expert_hits:,} already here "
@@ -131,6 +141,18 @@ def draw_card(report: RunReport, screen: Screen) -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         screen.note(f"  {name:<{width}}   {text}")
+
+
+def _device_text(report: RunReport) -> str:
+    """The device's rate while it was read, against what `doctor` measured of it."""
+    counters = report.counters
+    if not counters.reading_s:
+        return "not read"
+    rate = counters.bytes_read / counters.reading_s
+    if report.disk is None:
+        return f"{format_rate(rate)} while reading; no figure of its own (twoends doctor)"
+    best = report.disk.bytes_per_s
+    return f"{format_rate(rate)} while reading, {share_text(rate, best)} of the doctor's {format_rate(best)}"
 
 
 def _speed(outcome: Outcome) -> str:

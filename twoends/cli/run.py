@@ -79,6 +79,12 @@ def _options() -> tuple[Option, ...]:
         Option(flag="--save", value="FILE", convert=Path, help="keep the session, to go on later"),
         Option(flag="--load", value="FILE", convert=Path, help="go on from a session"),
         Option(flag="--trace", value="FILE", convert=Path, help="write each read, hit and wait to FILE"),
+        Option(
+            flag="--save-profile", value="FILE", convert=Path, help="keep which experts were popular"
+        ),
+        Option(
+            flag="--profile", value="FILE", convert=Path, help="begin with the popular experts of another run"
+        ),
         LATENT_EPS,
         KERNELS,
         Option(flag="--no-direct", help="read through the page cache (without O_DIRECT)"),

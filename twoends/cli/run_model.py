@@ -19,8 +19,10 @@ from twoends.cli.report import RunReport, draw_card, run_object
 from twoends.cli.screen import Screen
 from twoends.cli.stop import StopSignals
 from twoends.engine.budget import Plan
+from twoends.engine.device import rate_under, shape_under
 from twoends.engine.memory import peak_resident_bytes
 from twoends.engine.open import Checkpoint, OpenModel
+from twoends.engine.profile import ExpertProfile, read_profile, write_profile
 from twoends.engine.trace import Trace
 from twoends.errors import NotSound, OptionError, TwoendsError
 from twoends.generate.generator import Generator, Outcome
@@ -32,7 +34,7 @@ from twoends.kernels.choose import Choice
 from twoends.units import format_bytes
 
 # Options that say what to begin with, not how to go on.
-_NOT_REPEATED = {"ids", "n", "load", "save", "trace", "json", "debug"}
+_NOT_REPEATED = {"ids", "n", "load", "save", "save_profile", "trace", "json", "debug"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Job:
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
     saved: SavedSession | None
+    profile: ExpertProfile | None
     ids: list[int]
     sampling: Sampling
     choice: Choice
@@ -71,6 +74,8 @@ def run(values: Values, screen: Screen) -> None:
         counters=model.counters,
         choice=job.choice,
         files=model.files,
+        read_shape=model.read_shape,
+        disk=rate_under(job.checkpoint.directory),
         policy=values.policy,
         held_bytes=model.held_bytes,
         peak_bytes=peak_resident_bytes(),
@@ -112,6 +117,7 @@ def prepare(values: Values) -> Job:
         checkpoint=checkpoint,
         tokenizer=tokenizer,
         saved=saved,
+        profile=_profile(values, checkpoint),
         ids=ids,
         sampling=sampling,
         choice=choice,
@@ -137,6 +143,8 @@ def _open_model(job: Job) -> OpenModel:
         policy=job.values.policy,
         trace=_open_trace(job.values.trace),
         direct=not job.values.no_direct,
+        read_shape=shape_under(job.checkpoint.directory),
+        profile=job.profile,
     )
 
 
@@ -154,7 +162,10 @@ def _generate_and_save(
         progress=RunProgress(screen, model, num_new=job.values.n),
         stop_asked=lambda: stop.asked,
     )
-    return outcome, *_save(job, generator, model, outcome)
+    path, trouble = _save(job, generator, model, outcome)
+    if trouble is None and job.values.save_profile is not None:
+        trouble = _save_profile(job.values.save_profile, model)
+    return outcome, path, trouble
 
 
 def _stream(job: Job) -> TextStream:
@@ -180,6 +191,31 @@ def _save(
     except TwoendsError as error:
         return None, error
     return path, None
+
+
+def _save_profile(path: Path, model: OpenModel) -> TwoendsError | None:
+    try:
+        write_profile(path, model.profile)
+    except TwoendsError as error:
+        return error
+    return None
+
+
+def _profile(values: Values, checkpoint: Checkpoint) -> ExpertProfile | None:
+    """--profile, of this very model; refused where the policy could not use or keep one."""
+    if (values.profile or values.save_profile) and values.policy != "decayed":
+        flag = "--profile" if values.profile else "--save-profile"
+        raise OptionError(
+            f"{flag} is of no use with --policy {values.policy}.", remedies=["Leave one of the two out."]
+        )
+    if values.profile is None:
+        return None
+    return read_profile(
+        values.profile,
+        fingerprint=checkpoint.index.fingerprint,
+        num_layers=len(checkpoint.config.moe_layers),
+        num_experts=checkpoint.config.num_experts,
+    )
 
 
 def _raise_what_went_wrong(report: RunReport, values: Values, trouble: TwoendsError | None) -> None:

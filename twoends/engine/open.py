@@ -15,8 +15,9 @@ from twoends.engine.files import ReadAt, WeightFiles, read_at
 from twoends.engine.forward import LayerDone, forward
 from twoends.engine.layout import trunk_entries
 from twoends.engine.memory import counted_bytes, hard_limit_bytes
-from twoends.engine.policies import make_policy
-from twoends.engine.reader import Reader
+from twoends.engine.policies import Decayed, make_policy
+from twoends.engine.profile import ExpertProfile
+from twoends.engine.reader import Reader, ReadShape
 from twoends.engine.store import WeightStore
 from twoends.engine.trace import Counters, Trace
 from twoends.engine.window import Window
@@ -81,10 +82,14 @@ class OpenModel:
         trace: Trace | None = None,
         direct: bool = True,
         read: ReadAt = read_at,
+        read_shape: ReadShape | None = None,
+        profile: ExpertProfile | None = None,
         poison: bool = False,
     ) -> None:
         """Takes all memory of the plan at once. `read` and `poison` are for tests.
 
+        `read_shape` None reads as devices are read that nothing is known of; `profile` gives the
+        policy `decayed` what another run of this model learnt.
         Raises DoesNotFit for a plan that this process will not be given, CheckpointError for a
         file that can't be opened.
         """
@@ -96,21 +101,32 @@ class OpenModel:
         self.trace = trace or Trace()
         self.trace.event("model", fingerprint=index.fingerprint, policy=policy, slots=plan.num_slots)
         self.files = WeightFiles(index.paths, direct=direct, read=read)
-        reader = Reader(self.files, counters=self.counters, trace=self.trace)
+        self.read_shape = read_shape or ReadShape()
+        reader = Reader(
+            self.files,
+            counters=self.counters,
+            trace=self.trace,
+            depth=self.read_shape.depth,
+            piece_bytes=self.read_shape.piece_bytes,
+        )
         entries = trunk_entries(config, index, panel_bytes=plan.panel_bytes)
         self._window = Window(
             entries, reader, ring_bytes=plan.window_bytes, pinned_bytes=plan.pin_budget_bytes, poison=poison
         )
+        self._policy = make_policy(
+            policy,
+            plan.num_slots,
+            first_layer=config.num_dense_layers,
+            num_layers=len(config.moe_layers),
+            num_experts=config.num_experts,
+        )
+        if profile is not None:
+            assert isinstance(self._policy, Decayed), "only decayed counts can begin with a profile"
+            self._policy.warm(profile.popularity_LE)
         self._slots = ExpertSlots(
             index,
             reader,
-            make_policy(
-                policy,
-                plan.num_slots,
-                first_layer=config.num_dense_layers,
-                num_layers=len(config.moe_layers),
-                num_experts=config.num_experts,
-            ),
+            self._policy,
             num_slots=plan.num_slots,
             counters=self.counters,
             trace=self.trace,
@@ -125,6 +141,13 @@ class OpenModel:
     def held_bytes(self) -> int:
         """What the engine holds by its own books: state, window, pinned panels, slots."""
         return self.state.num_bytes + self._window.num_bytes + self._slots.num_bytes
+
+    @property
+    def profile(self) -> ExpertProfile:
+        """What the policy `decayed` has learnt of this model's experts."""
+        assert isinstance(self._policy, Decayed), "only decayed counts make a profile"
+        fingerprint = self.checkpoint.index.fingerprint
+        return ExpertProfile(fingerprint=fingerprint, popularity_LE=self._policy.popularity_LE)
 
     def run_pass(self, ids: list[int], *, layer_done: LayerDone, all_rows: bool = False) -> F32:
         """Logits after the last of `ids` (or after each): one pass over the weights.

@@ -1,6 +1,6 @@
 """Reads in flight: a few threads, demand before read-ahead, every byte counted.
 
-A job is one aligned positional read of at most `PIECE_BYTES`; a short read is continued, and
+A job is one aligned positional read of at most one piece; a short read is continued, and
 what stays short is an error that names the file. The interpreter lock is released while a read
 waits, so arithmetic goes on.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Literal
 
-from twoends.engine.arena import align_down, align_up
+from twoends.engine.arena import PAGE, align_down, align_up
 from twoends.engine.files import WeightFiles
 from twoends.engine.trace import Counters, Trace
 from twoends.errors import ReadError
@@ -21,6 +22,14 @@ Kind = Literal["trunk", "experts", "embedding"]
 
 PIECE_BYTES = 4 * 2**20
 DEPTH = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadShape:
+    """How a device is read: the largest single read, and how many are in flight. Changes no bit."""
+
+    piece_bytes: int = PIECE_BYTES
+    depth: int = DEPTH
 
 
 class Read:
@@ -48,8 +57,20 @@ def aligned_size(offset: int, num_bytes: int) -> int:
 class Reader:
     """Reader threads over the shards of one checkpoint."""
 
-    def __init__(self, files: WeightFiles, *, counters: Counters, trace: Trace, depth: int = DEPTH) -> None:
+    def __init__(
+        self,
+        files: WeightFiles,
+        *,
+        counters: Counters,
+        trace: Trace,
+        depth: int = DEPTH,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        """`depth` reads of at most `piece_bytes` (a multiple of the page) are in flight at once."""
+        assert piece_bytes % PAGE == 0, "a piece begins and ends on page borders"
         self.files = files
+        self._piece_bytes = piece_bytes
+        self._num_active, self._active_since = 0, 0.0
         self._counters, self._trace = counters, trace
         self._ahead: deque[tuple[Read, int, int]] = deque()
         self._demand: deque[tuple[Read, int, int]] = deque()
@@ -63,8 +84,8 @@ class Reader:
 
     def submit(self, read: Read, *, demand: bool) -> None:
         """Queues a read; demand reads go before all read-ahead."""
-        size = len(read.buffer)
-        pieces = [(read, at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES)]
+        size, piece = len(read.buffer), self._piece_bytes
+        pieces = [(read, at, min(piece, size - at)) for at in range(0, size, piece)]
         read.pending = len(pieces)
         self._count(read, size, len(pieces))
         with self._lock:
@@ -121,6 +142,7 @@ class Reader:
                 if self._closed:
                     return
                 read, at, size = (self._demand or self._ahead).popleft()
+                self._begin_active()
             error: BaseException | None
             try:
                 error = self._fill(read, at, size)
@@ -131,8 +153,20 @@ class Reader:
                 # `wait` may look without the lock: bytes that failed must never look like bytes that came.
                 read.error = read.error or error
                 read.pending -= 1
+                self._end_active()
                 if not read.pending:
                     self._done.notify_all()
+
+    def _begin_active(self) -> None:
+        """The lock is held: counts the time in which at least one read is in flight."""
+        if not self._num_active:
+            self._active_since = time.perf_counter()
+        self._num_active += 1
+
+    def _end_active(self) -> None:
+        self._num_active -= 1
+        if not self._num_active:
+            self._counters.reading_s += time.perf_counter() - self._active_since
 
     def _fill(self, read: Read, at: int, size: int) -> ReadError | None:
         """Reads one piece; the end of the file may cut the aligned tail, never the bytes asked for."""

@@ -29,6 +29,8 @@ class Counters:
     expert_requests: int = 0
     expert_hits: int = 0
     wait_s: float = 0.0
+    # Time in which at least one read was in flight, whether or not anybody waited for it.
+    reading_s: float = 0.0
 
     @property
     def bytes_read(self) -> int:
