@@ -83,9 +83,7 @@ def test_the_screen_to_the_letter(capsys):
         plan=a_plan(8 * 10**9),
         below=a_plan(6 * 10**9),
         above=a_plan(12 * 10**9),
-        rate=DiskRate(
-            bytes_per_s=4.8e9, date="2026-11-30", is_direct=True, piece_bytes=4 * 2**20, depth=4
-        ),
+        rate=DiskRate(bytes_per_s=4.8e9, date="2026-11-30", is_direct=True, piece_bytes=4 * 2**20, depth=4),
         is_predicted=False,
         has_tokenizer=True,
     )

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.backends import native_isas
 from tests.support.running import PROMPT, make_ops, run
+from twoends.engine.reader import ReadShape
 from twoends.generate import generator
 from twoends.generate.sampler import Sampling
 
@@ -174,6 +175,42 @@ def test_prompt_lookup_changes_no_bit(nano_checkpoints, family):
     drafted = run(checkpoint, ops=make_ops("plain"), draft=5, **options)
     assert_same(drafted, plain)
     assert drafted.drafted > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [0.1, 0.5])
+@pytest.mark.parametrize(
+    "shape", [ReadShape(piece_bytes=4096, depth=1), ReadShape(piece_bytes=2**23, depth=8)]
+)
+def test_how_a_device_is_read_changes_no_bit(nano_checkpoints, expected, family, budget, shape):
+    ops = make_ops(native_isas()[0], 2)
+    found = run(nano_checkpoints[family], ops=ops, num_new=SHORT, budget=budget, read_shape=shape)
+    assert_same(found, expected[family])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [0.1, 0.5])
+def test_a_profile_of_another_run_changes_no_bit(nano_checkpoints, expected, family, budget):
+    ops = make_ops(native_isas()[0], 2)
+    other = run(nano_checkpoints[family], ops=ops, num_new=SHORT, prompt=[7, 7, 8], budget=budget)
+    found = run(nano_checkpoints[family], ops=ops, num_new=SHORT, budget=budget, profile=other.profile)
+    assert_same(found, expected[family])
+
+
+def test_neither_read_shape_nor_profile_is_inert(nano_checkpoints):
+    """Smaller pieces are more reads; a profile changes which experts stay."""
+    checkpoint = nano_checkpoints["kimi-k3"]
+    plain = run(checkpoint, ops=make_ops("plain"), num_new=40, budget=0.5)
+    small = run(
+        checkpoint,
+        ops=make_ops("plain"),
+        num_new=40,
+        budget=0.5,
+        read_shape=ReadShape(piece_bytes=4096, depth=1),
+    )
+    assert small.counters.num_reads > plain.counters.num_reads
+    warm = run(checkpoint, ops=make_ops("plain"), num_new=40, budget=0.5, profile=plain.profile)
+    assert warm.counters.expert_hits != plain.counters.expert_hits
 
 
 def test_the_axes_are_not_inert(nano_checkpoints, expected):

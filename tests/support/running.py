@@ -9,6 +9,7 @@ from tests.support.backends import native
 from twoends.engine.budget import Plan, make_plan
 from twoends.engine.files import read_at
 from twoends.engine.open import Checkpoint, OpenModel
+from twoends.engine.profile import ExpertProfile
 from twoends.engine.trace import Counters, Trace
 from twoends.generate.generator import Generator
 from twoends.generate.sampler import Sampling
@@ -47,6 +48,7 @@ class Run:
     plan: Plan | None = None
     drafted: int = 0
     accepted: int = 0
+    profile: ExpertProfile | None = None
 
 
 def plan_of(checkpoint: Checkpoint, *, budget="ample", chunk=None, context=64, draft=0) -> Plan:
@@ -92,6 +94,8 @@ def run(
     tmp_path: Path | None = None,
     prompt=PROMPT,
     read=read_at,
+    read_shape=None,
+    profile=None,
     trace: Path | None = None,
 ) -> Run:
     """`num_new` ids; with `save_after`, through a session file after so many of them."""
@@ -107,6 +111,8 @@ def run(
             policy=policy,
             poison=True,
             read=read,
+            read_shape=read_shape,
+            profile=profile,
             trace=Trace(trace) if trace else None,
         )
         try:
@@ -131,4 +137,6 @@ def run(
         result.drafted += outcome.num_drafted
         result.accepted += outcome.num_accepted
         result.counters, result.plan = model.counters, plan
+        if policy == "decayed":
+            result.profile = model.profile
     return result

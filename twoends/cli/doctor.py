@@ -17,7 +17,8 @@ def command() -> Command:
         about=(
             "Checks the kernels bit for bit, counts cores and memory within this process's limits, and "
             "measures a disk by writing a temporary file of 256 MB and reading it in several ways. The "
-            "fastest way and its rate are kept: 'run' reads that disk so, 'plan' makes its estimates of it. Exit 4 if a kernel's bits are wrong."
+            "fastest way and its rate are kept: 'run' reads that disk so, 'plan' makes its estimates of it. "
+            "Exit 4 if a kernel's bits are wrong."
         ),
         options=(
             Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twoends.cli.command import Option, real_number, whole_number
+from twoends.errors import OptionError
 from twoends.units import parse_bytes
 
 RAM = Option(
@@ -47,3 +48,13 @@ KERNELS = Option(
     choices=("native", "reference"),
     help="C++ kernels, or the numpy ones that define them (native where built)",
 )
+
+
+def ids_of(word: str) -> list[int]:
+    """ "1,2,3" as token ids."""
+    parts = [part.strip() for part in word.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise OptionError(
+            f"'{word}' is not a list of token ids.", remedies=["Write whole numbers:  --ids 1,2,3"]
+        )
+    return [int(part) for part in parts]

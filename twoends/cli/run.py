@@ -13,9 +13,8 @@ from twoends.cli.command import (
     real_number,
     whole_number,
 )
-from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, THREADS
+from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, THREADS, ids_of
 from twoends.cli.screen import Screen
-from twoends.errors import OptionError
 
 
 def command() -> Command:
@@ -44,7 +43,7 @@ def command() -> Command:
 def _options() -> tuple[Option, ...]:
     whole = whole_number(least=0)
     return (
-        Option(flag="--ids", value="1,2,3", convert=_ids, help="token ids instead of a text"),
+        Option(flag="--ids", value="1,2,3", convert=ids_of, help="token ids instead of a text"),
         Option(flag="-n", value="N", convert=whole_number(least=1), default=64, help="at most N tokens (64)"),
         RAM,
         THREADS,
@@ -79,9 +78,7 @@ def _options() -> tuple[Option, ...]:
         Option(flag="--save", value="FILE", convert=Path, help="keep the session, to go on later"),
         Option(flag="--load", value="FILE", convert=Path, help="go on from a session"),
         Option(flag="--trace", value="FILE", convert=Path, help="write each read, hit and wait to FILE"),
-        Option(
-            flag="--save-profile", value="FILE", convert=Path, help="keep which experts were popular"
-        ),
+        Option(flag="--save-profile", value="FILE", convert=Path, help="keep which experts were popular"),
         Option(
             flag="--profile", value="FILE", convert=Path, help="begin with the popular experts of another run"
         ),
@@ -97,12 +94,3 @@ def _act(values: Values, screen: Screen) -> None:
     from twoends.cli.run_model import run
 
     run(values, screen)
-
-
-def _ids(word: str) -> list[int]:
-    parts = [part.strip() for part in word.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise OptionError(
-            f"'{word}' is not a list of token ids.", remedies=["Write whole numbers:  --ids 1,2,3"]
-        )
-    return [int(part) for part in parts]
