@@ -154,14 +154,17 @@ def _token_lines(path: Path, first: dict[str, Any], rest: Iterator[dict[str, Any
 
 def _step(path: Path, number: int, layer: Any, ids: Any) -> Step:
     try:
-        ids_TS = np.array(ids, np.int32)
-    except (TypeError, ValueError, OverflowError):
-        raise _wrong(path, number, "its ids are not lists of whole numbers of one length") from None
-    if not isinstance(layer, int) or layer < 0 or ids_TS.ndim != 2 or not ids_TS.size:
-        raise _wrong(path, number, "it has no layer, or no ids")
-    if ids_TS.min() < 0 or ids_TS.max() >= _MAX_ID:
+        found_TS = np.array(ids)
+    except (ValueError, OverflowError):
+        # Rows of several lengths.
+        found_TS = np.array([])
+    if found_TS.dtype.kind != "i" or found_TS.ndim != 2 or not found_TS.size:
+        raise _wrong(path, number, "its ids are not lists of whole numbers of one length")
+    if not isinstance(layer, int) or not 0 <= layer < _MAX_ID:
+        raise _wrong(path, number, "it has no layer")
+    if found_TS.min() < 0 or found_TS.max() >= _MAX_ID:
         raise _wrong(path, number, "an expert's id is below zero or beyond any model's")
-    return Step(layer=layer, ids_TS=ids_TS)
+    return Step(layer=layer, ids_TS=found_TS.astype(np.int32))
 
 
 def _sweep_pairs(path: Path, order: Order) -> RoutingTrace:
