@@ -40,11 +40,13 @@ def ended(code=0, *, stdout="", stderr="", peak=88):
 class Runs:
     """Gives one end after another, and remembers the commands."""
 
-    def __init__(self, *ends: Ended) -> None:
-        self._ends = list(ends)
+    def __init__(self, *ends: Ended, floor: int = 20) -> None:
+        self._ends, self._floor = list(ends), floor
         self.asked: list[tuple[list[str], int]] = []
 
     def __call__(self, words, limit_bytes):
+        if "plan" in words:
+            return ended(stdout=json.dumps({"floor_bytes": self._floor}))
         self.asked.append((list(words), limit_bytes))
         return self._ends.pop(0)
 
@@ -100,6 +102,15 @@ def test_a_rung_below_the_floor_is_not_a_failure_of_the_others(job):
     assert rows[0].is_below_floor
     assert rows[0].trouble == "this model needs at least 150 B to run; the budget is 100 B."
     assert (rows[0].runs, rows[1].runs, rows[1].trouble) == (0, 2, None)
+
+
+def test_a_rung_clearly_below_the_floor_is_not_even_run(job):
+    """Its limit would end the interpreter before it could say so."""
+    runs = Runs(fine(), floor=150)
+    rows = go(job, runs)
+    assert [limit for _, limit in runs.asked] == [200]
+    assert (rows[0].is_below_floor, rows[0].was_killed) == (True, False)
+    assert rows[0].trouble == "this model needs at least 150 B to run"
 
 
 def test_a_run_that_the_kernel_killed_is_told_from_one_that_failed(job):

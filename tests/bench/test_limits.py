@@ -15,7 +15,7 @@ MEGABYTE = 10**6
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits are set as on Linux")
 pytestmark = needs_linux
 
-TAKE = "import mmap; m = mmap.mmap(-1, {}, mmap.MAP_PRIVATE); [m.__setitem__(i, 1) for i in range(0, len(m), 4096)]"
+TAKE = "import mmap\nm = mmap.mmap(-1, {}, mmap.MAP_PRIVATE)\nfor i in range(0, len(m), 4096): m[i] = 1"
 
 
 def take(num_bytes: int) -> list[str]:

@@ -16,6 +16,8 @@ from twoends.errors import NotSound
 def quick_disk(monkeypatch):
     """A small file and short trials: the figures mean nothing here."""
     monkeypatch.setattr(disks, "_TRIAL_S", 0.002)
+    monkeypatch.setattr(disks, "_ROUNDS", 1)
+    monkeypatch.setattr(disks, "_PIECES", (disks.MB, disks.PIECE_BYTES))
     monkeypatch.setattr(
         doctor_machine, "measure_disk", functools.partial(disks.measure_disk, file_bytes=32 * 2**20)
     )

@@ -80,6 +80,17 @@ def test_options_may_stand_between_the_words():
         (["run", "a", "b", "c"], "twoends: 'run' does not know what to do with 'c'.\n"),
         (["tiny"], "twoends: 'tiny' needs DIR: where to write; new, or empty.\n"),
         (["bench", "disks"], "twoends: 'disks' can't be measured.\n"),
+        (["bench", "replay"], "twoends: 'bench replay' needs a trace.\n"),
+        (["bench", "ladder"], "twoends: 'bench ladder' needs a checkpoint's directory.\n"),
+        (["bench", "kernels", "x"], "twoends: 'bench kernels' needs nothing after it.\n"),
+        (["bench", "kernels", "-n", "3"], "twoends: 'bench kernels' has no use for -n.\n"),
+        (["bench", "replay", "x", "--rungs", "1GB"], "twoends: 'bench replay' has no use for --rungs.\n"),
+        (["bench", "replay", "x", "--capacities", "1/0"], "twoends: --capacities: '1/0' is not a number"),
+        (["bench", "replay", "x", "--capacities", "0"], "twoends: --capacities: '0' is not a capacity"),
+        (
+            ["bench", "replay", "x", "--plot", "p.txt"],
+            "twoends: --plot: p.txt must end in .png, .svg or .pdf.\n",
+        ),
         (["--verbose"], "twoends: the first word must be a command; there is no option --verbose here.\n"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -154,13 +165,15 @@ def test_help_loads_neither_numpy_nor_torch():
 
 # Every option of every command. A new one is a promise to users: add it here when it is meant.
 SURFACE = {
-    "run": "MODEL PROMPT --ids -n --ram --threads --chunk --draft --context --policy --temperature --top-p --top-k "
-    "--seed --stop --save --load --trace --latent-eps --kernels --no-direct --json",
+    "run": "MODEL PROMPT --ids -n --ram --threads --chunk --draft --context --policy --temperature --top-p "
+    "--top-k --seed --stop --save --load --trace --save-profile --profile --latent-eps --kernels "
+    "--no-direct --json",
     "plan": "MODEL --ram --context --chunk --draft --threads --kernels --latent-eps --json",
     "inspect": "MODEL --config --sizes --layer --json",
     "doctor": "--disk --threads --kernels --json",
     "tiny": "DIR --preset --family --seed --layers --sparse --json",
-    "bench": "WHAT --threads --isa --json",
+    "bench": "WHAT OBJECT --threads --isa --capacities --order --model --rungs --repeat -n --ids --cap --out "
+    "--plot --json",
     "train": "RECIPE --preset --out --data --shakespeare --resume --steps --minutes --threads --json",
 }
 

@@ -14,6 +14,7 @@ import pytest
 
 from twoends.cli import load, report, run_model
 from twoends.engine import open as engine_open
+from twoends.engine.device import DiskRate, keep_rate
 
 JSON_FIELDS = {
     *("model", "prompt_ids", "ids", "text", "finish", "logits_digest", "ids_digest", "kernels"),
@@ -54,6 +55,41 @@ def test_a_prompt_comes_from_stdin(twoends, nano, monkeypatch):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(read=lambda: "hello"))
     piped = as_json(twoends("run", nano, "-", "-n", 2, "--json"))
     assert piped["prompt_ids"] == as_json(twoends("run", nano, "hello", "-n", 2, "--json"))["prompt_ids"]
+
+
+def test_the_card_holds_the_devices_rate_against_the_doctors(twoends, nano):
+    assert (
+        "while reading; no figure of its own (twoends doctor)" in twoends("run", nano, "hello", "-n", 2).err
+    )
+    rate = DiskRate(bytes_per_s=1e12, date="2026-11-30", is_direct=True, piece_bytes=8192, depth=3)
+    keep_rate(nano, rate)
+    assert "of the doctor's 1.00 TB/s" in twoends("run", nano, "hello", "-n", 2).err
+    found = as_json(twoends("run", nano, "hello", "-n", 2, "--json"))
+    assert (found["read_piece_bytes"], found["read_depth"]) == (8192, 3)
+    assert found["disk"] == rate.as_object()
+    assert found["read_bytes_per_s"] == found["bytes_read"] / found["reading_s"] > 0
+
+
+def test_a_saved_profile_is_begun_with_and_changes_no_bit(twoends, nano, tmp_path):
+    path = tmp_path / "p"
+    plain = as_json(twoends("run", nano, "hello", "-n", 6, "--save-profile", path, "--json"))
+    warm = as_json(twoends("run", nano, "hello", "-n", 6, "--profile", path, "--json"))
+    assert warm["position_digests"] == plain["position_digests"]
+
+
+@pytest.mark.parametrize("flag", ["--profile", "--save-profile"])
+def test_a_profile_is_refused_where_the_policy_has_no_use_for_it(twoends, nano, flag):
+    result = twoends("run", nano, "hello", "--policy", "lru", flag, "p")
+    assert result.code == 2
+    assert result.err.startswith(f"twoends: {flag} is of no use with --policy lru.\n")
+
+
+def test_another_models_profile_is_refused(twoends, nano, nano_dirs, tmp_path):
+    path = tmp_path / "p"
+    as_json(twoends("run", nano, "hello", "-n", 1, "--save-profile", path, "--json"))
+    result = twoends("run", nano_dirs["kimi-linear"], "hello", "--profile", path)
+    assert result.code == 2
+    assert result.err.startswith("twoends: --profile: p was not made by this model.\n")
 
 
 def test_the_card_ends_with_both_digests(twoends, nano):

@@ -9,7 +9,7 @@ import numpy as np
 
 from twoends.engine.arena import Arena
 from twoends.engine.files import WeightFiles, read_at
-from twoends.engine.reader import Read, Reader, aligned_size
+from twoends.engine.reader import PIECE_BYTES, Read, Reader, aligned_size
 from twoends.engine.trace import Counters, Trace
 
 
@@ -54,10 +54,13 @@ class Harness:
         self._gates.append(Gate())
         return self._gates[-1]
 
-    def reader(self, *paths: Path, read=read_at, depth: int = 4, direct: bool = True) -> Reader:
+    def reader(
+        self, *paths: Path, read=read_at, depth: int = 4, piece_bytes: int = PIECE_BYTES, direct: bool = True
+    ) -> Reader:
         self.counters = Counters()
         files = WeightFiles(paths, direct=direct, read=read)
-        self._readers.append(Reader(files, counters=self.counters, trace=Trace(), depth=depth))
+        reader = Reader(files, counters=self.counters, trace=Trace(), depth=depth, piece_bytes=piece_bytes)
+        self._readers.append(reader)
         return self._readers[-1]
 
     def close(self) -> None:

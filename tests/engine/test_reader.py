@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import threading
+import time
 
 import pytest
 
@@ -205,6 +206,47 @@ def test_a_large_read_goes_in_pieces_that_no_system_cuts(harness):
     reader = harness.reader(harness.file(data), read=measured)
     assert fetched(reader, make_read(100, len(data) - 200)) == data[100:-100]
     assert sorted(sizes) == [(0, PIECE_BYTES), (PIECE_BYTES, PIECE_BYTES), (2 * PIECE_BYTES, 3 * PAGE)]
+
+
+@pytest.mark.parametrize("piece_bytes", [PAGE, 3 * PAGE])
+def test_pieces_are_as_large_as_the_reader_was_told(harness, piece_bytes):
+    data = pattern(7 * PAGE + 5)
+    sizes = []
+
+    def measured(fd, buffer, offset):
+        sizes.append(len(buffer))
+        return read_at(fd, buffer, offset)
+
+    reader = harness.reader(harness.file(data), read=measured, piece_bytes=piece_bytes)
+    assert fetched(reader, make_read(3, len(data) - 3)) == data[3:]
+    assert max(sizes) == piece_bytes
+    assert len(sizes) == -(-8 * PAGE // piece_bytes) == harness.counters.num_reads
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_as_many_reads_are_in_flight_as_the_reader_was_told(harness, depth):
+    gate = harness.gate()
+    reader = harness.reader(harness.file(pattern(9 * PAGE)), read=gate, piece_bytes=PAGE, depth=depth)
+    read = make_read(0, 9 * PAGE)
+    reader.submit(read, demand=False)
+    for _ in range(depth):
+        assert gate.began.acquire(timeout=20)
+    assert not gate.began.acquire(timeout=0.1)
+    gate.open()
+    reader.wait(read)
+
+
+def test_reading_time_is_counted_once_however_many_reads_are_in_flight(harness):
+    """Four reads of 0.1 s side by side are 0.1 s of reading, and 0.4 s if they were added up."""
+
+    def slow(fd, buffer, offset):
+        time.sleep(0.1)
+        return read_at(fd, buffer, offset)
+
+    reader = harness.reader(harness.file(pattern(4 * PAGE)), read=slow, piece_bytes=PAGE, depth=4)
+    began = time.perf_counter()
+    fetched(reader, make_read(0, 4 * PAGE))
+    assert 0.1 <= harness.counters.reading_s <= time.perf_counter() - began
 
 
 @pytest.mark.parametrize("kind", ["trunk", "experts", "embedding"])

@@ -19,6 +19,10 @@ from twoends.bench.machine import Machine
 from twoends.bench.page_cache import evict
 from twoends.bench.report import Spread
 from twoends.errors import DoesNotFit
+from twoends.units import format_bytes
+
+# The program's own share is measured anew in every process, so a plan's floor is good to a few percent.
+_CLEARLY_BELOW = 0.9
 
 Launch = Callable[[Sequence[str], int], Ended]
 
@@ -31,6 +35,11 @@ class Job:
     ids: tuple[int, ...]
     num_new: int
     threads: int | None
+
+    def floor_words(self, ram_bytes: int) -> list[str]:
+        """The command that says what the least budget is; it reads no weight."""
+        words = [sys.executable, "-m", "twoends", "plan", str(self.model), "--json"]
+        return [*words, "--context", str(len(self.ids) + self.num_new), "--ram", str(ram_bytes)]
 
     def words(self, ram_bytes: int) -> list[str]:
         """The command of one run."""
@@ -108,15 +117,23 @@ def climb(
     row_done: Callable[[RungRow], None],
     launch: Launch | None = None,
 ) -> tuple[RungRow, ...]:
-    """Every rung, smallest first. `launch` runs one command within a number of bytes (for tests)."""
+    """Every rung, smallest first. `launch` runs one command within a number of bytes (for tests).
+
+    A rung clearly below the floor is not run: its limit would end the process before it could refuse.
+    """
     if launch is None:
 
         def launch(words: Sequence[str], limit_bytes: int) -> Ended:
             return run_capped(words, cap=cap, limit_bytes=limit_bytes)
 
+    floor = _floor_bytes(job, max(rungs), launch)
     rows: list[RungRow] = []
     expected: dict[str, Any] | None = None
     for ram_bytes in sorted(rungs):
+        if ram_bytes < _CLEARLY_BELOW * floor:
+            rows.append(_below(ram_bytes, floor))
+            row_done(rows[-1])
+            continue
         runs: list[dict[str, Any]] = []
         ended, cached = None, 0
         for _ in range(repeat):
@@ -133,6 +150,17 @@ def climb(
             rows.append(_row(ram_bytes, runs, expected, ended, cached))
         row_done(rows[-1])
     return tuple(rows)
+
+
+def _floor_bytes(job: Job, most_bytes: int, launch: Launch) -> int:
+    """The floor by a plan under the largest rung; 0 where that is refused as well: the runs will say why."""
+    ended = launch(job.floor_words(most_bytes), most_bytes)
+    return 0 if ended.code else int(json.loads(ended.stdout)["floor_bytes"])
+
+
+def _below(ram_bytes: int, floor: int) -> RungRow:
+    said = f"this model needs at least {format_bytes(floor)} to run"
+    return RungRow(ram_bytes=ram_bytes, trouble=said, is_below_floor=True)
 
 
 def _files(model: Path) -> list[Path]:

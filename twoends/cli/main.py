@@ -27,7 +27,7 @@ COMMANDS = {
     "inspect": "check a checkpoint and list what is in it",
     "doctor": "check this machine: kernels, memory, disk",
     "tiny": "write a small synthetic checkpoint to try things on",
-    "bench": "measure kernels",
+    "bench": "measure kernels, cache policies, memory budgets",
     "train": "train a model and export it",
 }
 # Environment variables that mean something; any other TWOENDS_ name is an error.

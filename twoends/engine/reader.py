@@ -150,10 +150,11 @@ class Reader:
                 # No memory, say. Whoever waits gets it; a thread that just ended would let them wait on.
                 error = failure
             with self._lock:
-                # `wait` may look without the lock: bytes that failed must never look like bytes that came.
+                # `wait` may look without the lock: bytes that failed must never look like bytes that came,
+                # and the time of reading is whole when the last piece is there.
+                self._end_active()
                 read.error = read.error or error
                 read.pending -= 1
-                self._end_active()
                 if not read.pending:
                     self._done.notify_all()
 
