@@ -13,6 +13,7 @@ from types import TracebackType
 from twoends.checkpoint.shipped import shipped_model
 from twoends.engine.budget import Plan
 from twoends.engine.memory import default_budget_bytes
+from twoends.engine.device import shape_under
 from twoends.engine.open import Checkpoint, OpenModel
 from twoends.errors import OptionError
 from twoends.generate.generator import Generator, Outcome
@@ -51,7 +52,8 @@ def open_model(
         draft_tokens=draft,
         reference=choice.ops.backend == "reference",
     )
-    return Model(OpenModel(checkpoint, plan, choice.ops, policy=policy), tokenizer)
+    shape = shape_under(checkpoint.directory)
+    return Model(OpenModel(checkpoint, plan, choice.ops, policy=policy, read_shape=shape), tokenizer)
 
 
 class Model:
