@@ -12,8 +12,8 @@ from types import TracebackType
 
 from twoends.checkpoint.shipped import shipped_model
 from twoends.engine.budget import Plan
-from twoends.engine.memory import default_budget_bytes
 from twoends.engine.device import shape_under
+from twoends.engine.memory import default_budget_bytes
 from twoends.engine.open import Checkpoint, OpenModel
 from twoends.errors import OptionError
 from twoends.generate.generator import Generator, Outcome

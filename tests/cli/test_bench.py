@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.limits import run_limited
 from twoends.bench.limits import Ended, try_cap
 from twoends.cli import bench_ladder, bench_replay
 from twoends.engine.open import Checkpoint
@@ -62,16 +63,16 @@ def test_with_matplotlib_the_plot_is_a_picture(twoends, nano, tmp_path):
     assert "<svg" in (tmp_path / "p.svg").read_text()
 
 
-def rungs_of(nano, twoends):
-    """Two budgets: just above the floor, and ample."""
-    plan = json.loads(twoends("run", nano, "--ids", "1", "-n", 1, "--json").out)["plan"]
-    return f"10MB,{plan['floor_bytes'] + 15_000_000},400MB"
+def rungs_of(nano):
+    """A budget that is too small, one just above the floor of a process of its own, and an ample one."""
+    plan = run_limited(["plan", str(nano), "--context", "12", "--ram", "400MB", "--json"]).json()
+    return f"10MB,{plan['floor_bytes'] + 1_000_000},400MB"
 
 
 def test_a_ladder_of_real_runs_gives_the_same_ids_on_every_rung(twoends, nano):
     """With the limit that this machine can enforce, or none."""
     cap = "none" if try_cap("cgroup") else "cgroup"
-    words = ("--rungs", rungs_of(nano, twoends), "--repeat", 1, "-n", 4, "--cap", cap)
+    words = ("--rungs", rungs_of(nano), "--repeat", 1, "-n", 4, "--cap", cap)
     result = twoends("bench", "ladder", nano, *words, "--out", "l.json")
     assert (result.code, result.err) == (0, "")
     assert "10.0 MB below the floor: this model needs at least" in result.out

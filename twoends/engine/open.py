@@ -15,7 +15,7 @@ from twoends.engine.files import ReadAt, WeightFiles, read_at
 from twoends.engine.forward import LayerDone, forward
 from twoends.engine.layout import trunk_entries
 from twoends.engine.memory import counted_bytes, hard_limit_bytes
-from twoends.engine.policies import Decayed, make_policy
+from twoends.engine.policies import Decayed, Policy, make_policy
 from twoends.engine.profile import ExpertProfile
 from twoends.engine.reader import Reader, ReadShape
 from twoends.engine.store import WeightStore
@@ -113,16 +113,7 @@ class OpenModel:
         self._window = Window(
             entries, reader, ring_bytes=plan.window_bytes, pinned_bytes=plan.pin_budget_bytes, poison=poison
         )
-        self._policy = make_policy(
-            policy,
-            plan.num_slots,
-            first_layer=config.num_dense_layers,
-            num_layers=len(config.moe_layers),
-            num_experts=config.num_experts,
-        )
-        if profile is not None:
-            assert isinstance(self._policy, Decayed), "only decayed counts can begin with a profile"
-            self._policy.warm(profile.popularity_LE)
+        self._policy = _policy(policy, plan, config, profile)
         self._slots = ExpertSlots(
             index,
             reader,
@@ -201,6 +192,20 @@ class OpenModel:
         """Ends reads, closes files and the trace."""
         self.store.close()
         self.trace.close()
+
+
+def _policy(name: str, plan: Plan, config: ModelConfig, profile: ExpertProfile | None) -> Policy:
+    policy = make_policy(
+        name,
+        plan.num_slots,
+        first_layer=config.num_dense_layers,
+        num_layers=len(config.moe_layers),
+        num_experts=config.num_experts,
+    )
+    if profile is not None:
+        assert isinstance(policy, Decayed), "only decayed counts can begin with a profile"
+        policy.warm(profile.popularity_LE)
+    return policy
 
 
 def _refuse_beyond_limits(plan: Plan) -> None:
