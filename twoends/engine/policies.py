@@ -124,6 +124,9 @@ class Decayed:
             slow_E *= _SLOW_DECAY
             fast_E[ids_S] += 1
             slow_E[ids_S] += 1
+        if not self._num_transit:
+            # Every expert has room: nothing is ever given up.
+            return
         odds_E = _ODDS * np.sqrt((fast_E + _FAST_FLOOR) * slow_E)
         odds_E[ids_TS[-1]] *= np.geomspace(
             self._first_gain, _LAST_RANK_GAIN, ids_TS.shape[1], dtype=np.float32
