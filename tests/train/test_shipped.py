@@ -17,6 +17,9 @@ from twoends.train.recipe import preset  # noqa: E402
 from twoends.train.sample import sample  # noqa: E402
 from twoends.train.stories import document, load_story_book  # noqa: E402
 
+# One row at a time gains nothing from a second thread; on a busy machine waiting for it takes minutes.
+torch.set_num_threads(1)
+
 SHIPPED = Path(twoends.__file__).parent / "assets" / "nano"
 
 pytestmark = pytest.mark.skipif(not (SHIPPED / "config.json").is_file(), reason=f"no checkpoint in {SHIPPED}")
@@ -40,13 +43,12 @@ def test_its_tokenizer_files_are_those_of_its_ranks() -> None:
     assert {name: (SHIPPED / name).read_text() for name in files} == files
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_it_goes_on_with_a_story_in_words_that_stories_are_made_of(seed: int) -> None:
+def test_it_goes_on_with_a_story_in_words_that_stories_are_made_of() -> None:
     encoder = encoding(read_rank_file(SHIPPED / "tiktoken.model"))
     model, book = load_checkpoint(SHIPPED), load_story_book()
-    text = sample(model, "Once upon a time", encoder=encoder, num_new=80, temperature=0.5, seed=seed)
-    known = set(re.findall(r"\w+", " ".join(document(1, i, kind="stories", book=book) for i in range(4000))))
+    text = sample(model, "Once upon a time", encoder=encoder, num_new=60, temperature=0.5, seed=1)
+    known = set(re.findall(r"\w+", " ".join(document(1, i, kind="stories", book=book) for i in range(2000))))
     words = re.findall(r"\w+", text)[:-1]
     # One word in twenty may be new; a model that babbles invents one in three.
     assert sum(word not in known for word in words) <= len(words) / 20
-    assert len(words) > 30
+    assert len(words) > 25
