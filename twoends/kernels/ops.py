@@ -20,16 +20,17 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
-Format = Literal["bf16", "f32", "mxfp4"]
+Format = Literal["bf16", "f32", "mxfp4", "packed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Whole rows of one weight matrix, as the bytes of the checkpoint.
+    """Whole rows of one weight matrix, as the bytes of the checkpoint or of a pack of it.
 
     `data` is one-dimensional uint8, contiguous, of any alignment: rows * cols * 2 bytes (bf16),
     * 4 (f32), or rows * cols / 2 (mxfp4, low nibble = even column). `scale` is uint8 of
     rows * cols / 32 for mxfp4 and None otherwise. mxfp4 needs cols to be a multiple of 32.
+    packed: one block of bf16 rows as pack_codec.py lays it out; it stands for exactly those bf16 values.
     """
 
     format: Format

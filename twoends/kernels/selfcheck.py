@@ -15,6 +15,7 @@ import numpy as np
 
 from twoends.errors import NotSound
 from twoends.kernels.ops import F32, Format, Matrix, Ops
+from twoends.kernels.pack_codec import pack_rows
 
 _FILE = Path(__file__).with_name("selfcheck.npy")
 # Both signs of zero and subnormals (the first four), the largest numbers.
@@ -75,6 +76,7 @@ def cases() -> Iterator[Case]:
     yield from _attention(numbers)
     yield from _rows(numbers)
     yield from _gates(numbers)
+    yield from _packed(numbers)
 
 
 def _products(numbers: _Numbers) -> Iterator[Case]:
@@ -156,6 +158,24 @@ def _gates(numbers: _Numbers) -> Iterator[Case]:
     yield "situ_glu", "beta 4, linear beta 25", lambda ops: [ops.situ_glu(gate, up, 4.0, 25.0)]
     yield "route", "3 rows, 6 of 50, ties", lambda ops: list(ops.route(logits, bias, 6, True, 2.5))
     yield "route", "not renormalised", lambda ops: list(ops.route(logits, bias, 6, False, 2.5))
+
+
+def _packed(numbers: _Numbers) -> Iterator[Case]:
+    """Rows of narrow exponents (3-bit codes) and of wide ones (4-bit), with escapes, ragged, of many inputs."""
+    for rows, cols, inputs, spread in ((21, 1234, 1, 1.0), (21, 160, 9, 1.0), (9, 700, 2, 30.0)):
+        w = numbers.some(rows, cols) * np.float32(2) ** -numbers.between(0.0, spread, rows, 1).round()
+        w[0, : _SPECIAL.size] = _SPECIAL
+        data = pack_rows((w.view(np.uint32) >> 16).astype(np.uint16))
+        assert data is not None, "these rows shrink"
+        matrix = Matrix(format="packed", rows=rows, cols=cols, data=data)
+        x_TX = numbers.some(inputs, cols)
+
+        def run(ops: Ops, matrix: Matrix = matrix, x_TX: F32 = x_TX) -> list[np.ndarray]:
+            out_TY = np.empty((x_TX.shape[0], matrix.rows), np.float32)
+            ops.matmul(matrix, x_TX, out_TY=out_TY, first_row=0)
+            return [out_TY]
+
+        yield "matmul", f"packed {rows} x {cols}, {inputs} input rows", run
 
 
 def results(ops: Ops) -> np.ndarray:

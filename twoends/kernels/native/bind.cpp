@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "crc32.h"
 #include "kernels.h"
 
 namespace nb = nanobind;
@@ -45,12 +46,19 @@ Format format_of(const std::string& name) {
   if (name == "bf16") return Format::bf16;
   if (name == "f32") return Format::f32;
   if (name == "mxfp4") return Format::mxfp4;
-  throw std::invalid_argument("a matrix is bf16, f32 or mxfp4");
+  if (name == "packed") return Format::packed;
+  throw std::invalid_argument("a matrix is bf16, f32, mxfp4 or packed");
 }
 
+// `block` is where a packed matrix's parts are kept as long as the weights are used.
 Weights weights_of(const std::string& format_name, const Bytes& data, const std::optional<Bytes>& scale, size_t rows,
-                   size_t cols) {
+                   size_t cols, PackedBlock& block) {
   const Format format = format_of(format_name);
+  if (format == Format::packed) {
+    require(!scale.has_value(), "a packed matrix has no scales");
+    require(open_block(data.data(), data.size(), rows, cols, block), "the bytes are no packed block of rows x cols");
+    return {format, data.data(), nullptr, rows, cols, &block};
+  }
   const bool packed = format == Format::mxfp4;
   require(!packed || cols % 32 == 0, "an mxfp4 matrix needs columns in groups of 32");
   const size_t half_bytes = format == Format::f32 ? 8 : format == Format::bf16 ? 4 : 1;
@@ -62,7 +70,8 @@ Weights weights_of(const std::string& format_name, const Bytes& data, const std:
 
 void matmul(Kernels& k, const std::string& format, const Bytes& data, const std::optional<Bytes>& scale, size_t rows,
             size_t cols, const In2& x_TX, const Out2& out_TY, size_t first_row) {
-  const Weights w = weights_of(format, data, scale, rows, cols);
+  PackedBlock block;
+  const Weights w = weights_of(format, data, scale, rows, cols, block);
   const size_t num_x = x_TX.shape(0);
   require(x_TX.shape(1) == cols, "x_TX must have the matrix's columns");
   require(out_TY.shape(0) == num_x && first_row + rows <= out_TY.shape(1), "out_TY has no room for these rows");
@@ -134,7 +143,8 @@ void kda_steps(Kernels& k, const In3& q_THK, const In3& k_THK, const In3& v_THV,
 void mla_heads(Kernels& k, const std::string& format, const Bytes& data, size_t rows, size_t latent,
                const In3& q_THQ, const In2& cache_CM, size_t start, size_t first_head, size_t num_heads, double scale,
                const Out3& out_THV) {
-  const Weights w = weights_of(format, data, std::nullopt, rows, latent);
+  PackedBlock block;
+  const Weights w = weights_of(format, data, std::nullopt, rows, latent, block);
   const size_t num_rows = q_THQ.shape(0), heads = q_THQ.shape(1), value_dim = out_THV.shape(2);
   require(num_heads > 0 && rows % num_heads == 0 && rows / num_heads > value_dim, "kv_b's rows do not fit the heads");
   const size_t nope_dim = rows / num_heads - value_dim, query_dim = q_THQ.shape(2);
@@ -203,14 +213,20 @@ uint64_t read_all(Kernels& k, const Bytes& data) {
   return sum;
 }
 
+uint32_t checksum(const Bytes& data) {
+  const nb::gil_scoped_release unlocked;
+  return crc32(data.data(), data.size());
+}
+
 }  // namespace
 }  // namespace twoends
 
 NB_MODULE(_native, m) {
   using namespace twoends;
-  m.attr("INTERFACE") = 1;
+  m.attr("INTERFACE") = 2;
   m.attr("BUILT_BY") = TWOENDS_BUILT_BY;
   m.def("available_isas", &available_isas);
+  m.def("crc32", &checksum, nb::arg().noconvert());
   // Nothing is converted in silence: an array of another type or order is refused.
   const auto array = nb::arg().noconvert();
   const auto optional_array = nb::arg().noconvert().none();

@@ -10,7 +10,11 @@ namespace twoends {
 namespace TWOENDS_ISA {
 namespace {
 
-void matmul_pieces(MatmulJob& job, size_t begin, size_t end, size_t) { matmul(job, begin, end); }
+void matmul_pieces(MatmulJob& job, size_t begin, size_t end, size_t worker) { matmul(job, begin, end, worker); }
+
+void unpack_pieces(UnpackJob& job, size_t begin, size_t end, size_t) {
+  unpack_rows(*job.block, begin, end, job.out + begin * job.block->cols * 2);
+}
 
 void read_pieces(ReadJob& job, size_t begin, size_t end, size_t worker) {
   uint64_t sums[8] = {};
@@ -37,6 +41,7 @@ Table table() {
   t.mla_queries = kMlaQueries;
   t.mla_scratch = mla_scratch;
   t.matmul = matmul_pieces;
+  t.unpack = unpack_pieces;
   t.rms_norm = rms_norm;
   t.l2_norm = l2_norm;
   t.gated_norm = gated_norm;

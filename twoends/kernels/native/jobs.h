@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "packed_block.h"
+
 namespace twoends {
 
-enum class Format { bf16, f32, mxfp4 };
+enum class Format { bf16, f32, mxfp4, packed };
 
 // Where the weights of `rows` rows lie; any alignment.
 struct Weights {
@@ -15,6 +17,7 @@ struct Weights {
   const uint8_t* data;
   const uint8_t* scale;  // mxfp4 only
   size_t rows, cols;
+  const PackedBlock* packed = nullptr;  // packed only
 };
 
 // Piece: one row of the matrix. `x_split` holds num_x inputs, each as groups of 16 even then 16 odd elements.
@@ -24,7 +27,15 @@ struct MatmulJob {
   size_t num_x;
   float* out;  // out[t * out_stride + row]
   size_t out_stride;
-  size_t ahead;  // how far ahead of the rows at work to fetch, in bytes; 0 for the kernel's own choice
+  size_t ahead = 0;  // how far ahead of the rows at work to fetch, in bytes; 0 for the kernel's own choice
+  uint8_t* unpacked = nullptr;  // packed only: room for unpacked_rows rows per worker
+  size_t unpacked_rows = 0;
+};
+
+// Piece: one row; out[row * cols] as bf16.
+struct UnpackJob {
+  const PackedBlock* block;
+  uint8_t* out;
 };
 
 // Piece: one row of `dim` elements.
@@ -137,6 +148,7 @@ struct Table {
   size_t mla_queries;
   size_t (*mla_scratch)(const MlaJob& job);
   Kernel<MatmulJob> matmul;
+  Kernel<UnpackJob> unpack;
   Kernel<NormJob> rms_norm, l2_norm, gated_norm;
   Kernel<ConvJob> short_conv;
   Kernel<DecayJob> kda_decay;

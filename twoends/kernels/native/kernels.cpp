@@ -22,11 +22,14 @@ Scratch scratch_of(size_t floats) {
 
 size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+size_t larger(size_t a, size_t b) { return a < b ? b : a; }
 size_t vectors(size_t size) { return ceil_div(size, 16); }
 size_t padded_cols(size_t cols) { return ceil_div(cols, 32) * 32; }
 
 // Bounds the memory for scores: floats per worker, reached at a context of a hundred thousand positions.
 constexpr size_t kScoreFloats = size_t(1) << 20;
+// Packed rows that are decoded for many inputs, per worker (engine/layout.py counts them).
+constexpr size_t kUnpackedBytes = 256 * 1024, kLeastUnpackedRows = 4, kMostUnpackedRows = 16;
 
 }  // namespace
 
@@ -60,6 +63,13 @@ void Kernels::matmul(const Weights& w, const float* x, size_t num_x, float* out,
   const Scratch split = scratch_of(num_x * padded_cols(w.cols));
   table_.split(x, num_x, w.cols, split.get());
   MatmulJob job = {w, split.get(), num_x, out, out_stride, 0};
+  Scratch unpacked;
+  // No instruction set multiplies fewer than two inputs at once; more may need whole rows decoded.
+  if (w.packed != nullptr && num_x > 2) {
+    job.unpacked_rows = larger(kLeastUnpackedRows, smaller(kMostUnpackedRows, kUnpackedBytes / (w.cols * 2)));
+    unpacked = scratch_of(pool_.threads() * ceil_div(job.unpacked_rows * w.cols * 2, sizeof(float)));
+    job.unpacked = (uint8_t*)unpacked.get();
+  }
   run(table_.matmul, job, w.rows, w.rows * w.cols * num_x, 16);
 }
 
@@ -94,6 +104,13 @@ void Kernels::kda_steps(KdaJob job) {
 
 void Kernels::mla_heads(MlaJob job) {
   if (job.num_rows == 0) return;
+  Scratch unpacked;
+  if (job.w.packed != nullptr) {
+    unpacked = scratch_of(ceil_div(job.w.rows * job.w.cols, 2));
+    UnpackJob unpack = {job.w.packed, (uint8_t*)unpacked.get()};
+    run(table_.unpack, unpack, job.w.rows, job.w.rows * job.w.cols);
+    job.w = {Format::bf16, unpack.out, nullptr, job.w.rows, job.w.cols};
+  }
   const size_t seen = job.start + job.num_rows;
   const size_t room = kScoreFloats / seen;
   const size_t queries = room == 0 ? 1 : smaller(room, table_.mla_queries);

@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "lanes.h"
+#include "packed.h"
 
 namespace twoends {
 namespace TWOENDS_ISA {
@@ -154,6 +154,64 @@ struct PlainBf16 {
 #endif
   static constexpr size_t ahead = 65536;
 };
+
+constexpr size_t kChunkUnits = 8;
+
+// Rows in packed form, kChunkUnits units of each at a time: what is decoded is multiplied from the first-level cache.
+template <int R, int T>
+inline void packed_block(const MatmulJob& job, size_t row, size_t first_x, size_t) {
+  const PackedBlock& block = *job.w.packed;
+  const size_t cols = block.cols, whole = cols / kGroup, x_stride = groups_of(cols) * kGroup;
+  const float* x = job.x_split + first_x * x_stride;
+  const Decode decode = decoder(block.bits);
+  alignas(64) uint8_t words[R][kChunkUnits * kUnit * 2];
+  const uint8_t* escapes[R];
+  f32x16 acc[R][T];
+  TWOENDS_UNROLL
+  for (int r = 0; r < R; ++r) {
+    escapes[r] = block.first_escape(row + r);
+    TWOENDS_UNROLL
+    for (int t = 0; t < T; ++t) acc[r][t] = zero();
+  }
+  for (size_t unit = 0; unit < block.units; unit += kChunkUnits) {
+    const size_t end = smaller(unit + kChunkUnits, block.units);
+    for (int r = 0; r < R; ++r) {
+      decode(block, row + r, unit, end, escapes[r], words[r]);
+      fetch_units(block, row + R + r, unit, end);
+    }
+    const uint8_t* w[R];
+    TWOENDS_UNROLL
+    for (int r = 0; r < R; ++r) w[r] = words[r];
+    for (size_t g = unit * 2; g < smaller(end * 2, whole); ++g) {
+      plain_step<Bf16, R, T>(w, x + g * kGroup, x_stride, acc);
+      TWOENDS_UNROLL
+      for (int r = 0; r < R; ++r) w[r] += kGroup * Bf16::element_bytes;
+    }
+    if (end < block.units || cols % kGroup == 0) continue;
+    for (int r = 0; r < R; ++r) {
+      const Tail<Bf16> tail(w[r], cols % kGroup);
+      f32x16 even, odd;
+      Bf16::pair(tail.bytes, even, odd);
+      for (int t = 0; t < T; ++t) {
+        const float* last = x + t * x_stride + whole * kGroup;
+        acc[r][t] = fma(odd, load(last + kLanes), fma(even, load(last), acc[r][t]));
+      }
+    }
+  }
+  for (int t = 0; t < T; ++t)
+    for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r] = reduce(acc[r][t]);
+}
+
+struct PackedBf16 {
+  template <int R, int T>
+  static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
+    packed_block<R, T>(job, row, x, ahead);
+  }
+  static constexpr int inputs = PlainBf16::inputs;
+  static constexpr int rows(int T) { return PlainBf16::rows(T); }
+  static constexpr size_t ahead = 0;
+};
+
 struct PlainF32 {
   template <int R, int T>
   static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
@@ -217,11 +275,24 @@ inline void matmul_rows(const MatmulJob& job, size_t begin, size_t end) {
   }
 }
 
-inline void matmul(const MatmulJob& job, size_t begin, size_t end) {
+// With more inputs than a block takes, a stripe of rows is decoded once, for all of them.
+inline void packed_rows(const MatmulJob& job, size_t begin, size_t end, size_t worker) {
+  if (job.num_x <= (size_t)PackedBf16::inputs) return matmul_rows<PackedBf16>(job, begin, end);
+  uint8_t* words = job.unpacked + worker * job.unpacked_rows * job.w.cols * 2;
+  for (size_t first = begin; first < end; first += job.unpacked_rows) {
+    const size_t last = smaller(first + job.unpacked_rows, end);
+    unpack_rows(*job.w.packed, first, last, words);
+    const Weights w = {Format::bf16, words, nullptr, last - first, job.w.cols};
+    matmul_rows<PlainBf16>(MatmulJob{w, job.x_split, job.num_x, job.out + first, job.out_stride}, 0, last - first);
+  }
+}
+
+inline void matmul(const MatmulJob& job, size_t begin, size_t end, size_t worker = 0) {
   switch (job.w.format) {
     case Format::bf16: return matmul_rows<PlainBf16>(job, begin, end);
     case Format::f32: return matmul_rows<PlainF32>(job, begin, end);
     case Format::mxfp4: return matmul_rows<Packed>(job, begin, end);
+    case Format::packed: return packed_rows(job, begin, end, worker);
   }
 }
 

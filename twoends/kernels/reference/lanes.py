@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twoends.kernels.ops import F32, Matrix
+from twoends.kernels.pack_codec import unpack_rows
 from twoends.kernels.reference.fma import fma
 
 LANES = 16
@@ -31,12 +32,15 @@ def padded_groups(x: F32) -> F32:
 
 
 def decode(matrix: Matrix) -> F32:
-    """The exact values of a bf16 or f32 matrix, [rows, cols]."""
+    """The exact values of a bf16, f32 or packed matrix, [rows, cols]."""
     if matrix.format == "f32":
         return matrix.data.view(np.float32).reshape(matrix.rows, matrix.cols)
     if matrix.format == "bf16":
         bits = matrix.data.view(np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).reshape(matrix.rows, matrix.cols)
+    if matrix.format == "packed":
+        words = unpack_rows(matrix.data, rows=matrix.rows, cols=matrix.cols)
+        return (words.astype(np.uint32) << 16).view(np.float32)
     raise AssertionError(f"a {matrix.format} matrix has no plain values")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from twoends.kernels.ops import F32, Matrix
+from twoends.kernels.pack_codec import unpack_rows
 from twoends.kernels.reference.fma import fma
 from twoends.kernels.reference.lanes import GROUP, LANES, decode, dot, padded_groups, reduce_lanes
 
@@ -16,6 +17,10 @@ _ROWS_AT_ONCE = 4096
 
 def matmul(matrix: Matrix, x_TX: F32, *, out_TY: F32, first_row: int) -> None:
     """out_TY[t, first_row + r] = dot(matrix[r], x_TX[t]); the rows given need not be the whole matrix."""
+    if matrix.format == "packed":
+        words = unpack_rows(matrix.data, rows=matrix.rows, cols=matrix.cols)
+        data = words.reshape(-1).view(np.uint8)
+        matrix = Matrix(format="bf16", rows=matrix.rows, cols=matrix.cols, data=data)
     product = _mxfp4_rows if matrix.format == "mxfp4" else _plain_rows
     for start in range(0, matrix.rows, _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, matrix.rows)
@@ -25,7 +30,7 @@ def matmul(matrix: Matrix, x_TX: F32, *, out_TY: F32, first_row: int) -> None:
 
 
 def row_slice(matrix: Matrix, start: int, stop: int) -> Matrix:
-    """Rows start .. stop - 1 as a matrix over the same bytes."""
+    """Rows start .. stop - 1 as a matrix over the same bytes; not of a packed one."""
     row_bytes = matrix.data.size // matrix.rows
     scale = None
     if matrix.scale is not None:
