@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twoends.checkpoint import index_cache, names
 from twoends.checkpoint.config import ModelConfig
@@ -19,6 +20,9 @@ from twoends.checkpoint.index_tables import ROW_DTYPES, TableBuilder, Tables, ro
 from twoends.checkpoint.names import DType, ExpertFormat, TensorSpec
 from twoends.checkpoint.safetensors import ShardHeader, fetch_again, read_header
 from twoends.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from twoends.checkpoint.pack_index import PackedTrunk
 
 SINGLE_NAME = "model.safetensors"
 # Below this many tensors an index is built faster than a cached one is worth keeping.
@@ -56,6 +60,8 @@ class CheckpointIndex:
     fingerprint: str
     tables: Tables
     starts: tuple[int, ...]
+    # where the trunk's blocks are, if the model was opened from a pack; `paths` then ends with its files
+    pack: PackedTrunk | None = None
 
     @classmethod
     def open(
@@ -86,6 +92,11 @@ class CheckpointIndex:
             tables=tables,
             starts=tuple(row_starts(config)),
         )
+
+    @property
+    def shards(self) -> tuple[Path, ...]:
+        """The checkpoint's own weight files, without those of a pack."""
+        return self.paths if self.pack is None else self.paths[: self.pack.path_base]
 
     def tensor(self, layer: int | None, short_name: str) -> TensorRef:
         """The tensor called `short_name` in names.py, of a layer or (None) of the top.

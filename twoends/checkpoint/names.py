@@ -99,6 +99,11 @@ def layer_specs(config: ModelConfig, layer: int) -> tuple[TensorSpec, ...]:
     return (*table, *_feed_forward(f"{prefix}mlp.", "", config.dense_width, width))
 
 
+def is_matrix(short: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is multiplied row by row, as rows of one run of bytes; the others are small."""
+    return len(shape) == 2 and not short.endswith("_res_proj")
+
+
 def layer_kind(config: ModelConfig, layer: int) -> tuple[bool, bool]:
     """(is MLA, has experts): layers of one kind have the same short names, shapes and dtypes."""
     return config.is_mla(layer), config.is_moe(layer)

@@ -9,8 +9,9 @@ import numpy as np
 
 from twoends.checkpoint.config import ModelConfig
 from twoends.checkpoint.index import CheckpointIndex, TensorRef
+from twoends.checkpoint.pack_index import BlockRun, PackedBlock, PackedTrunk
 from twoends.engine.arena import PAGE
-from twoends.engine.reader import aligned_size
+from twoends.engine.reader import Check, aligned_size
 from twoends.kernels.ops import F32, Bytes, Format, Matrix
 from twoends.model.weights import VECTORS, layer_order, top_order
 
@@ -21,12 +22,13 @@ _FORMATS: dict[str, Format] = {"BF16": "bf16", "F32": "f32"}
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bytes of one file, and where the panel's buffer keeps their aligned superset."""
+    """Bytes of one file, where the panel's buffer keeps their aligned superset, and what checks them."""
 
     path_id: int
     offset: int
     num_bytes: int
     at: int
+    check: Check | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,68 @@ class MatrixEntry:
         span = Range(self.ref.segment.path_id, offset, rows * row_bytes, 0)
         return Panel((span,), aligned_size(offset, rows * row_bytes), first, rows)
 
-    def matrix(self, panel: Panel, data: Bytes) -> Matrix:
-        """The panel's rows over its bytes."""
-        return Matrix(format=_FORMATS[self.ref.dtype], rows=panel.rows, cols=self.ref.shape[1], data=data)
+    @property
+    def total_room(self) -> int:
+        """The sum of `panel(k).room`; a trunk has millions of small panels, so not one by one."""
+        row_bytes = self.ref.segment.nbytes // self.rows
+        borders = np.append(np.arange(0, self.rows, self.rows_per_panel), self.rows)
+        borders = self.ref.segment.offset + borders * row_bytes
+        starts = borders[:-1] // PAGE * PAGE
+        ends = -(-borders[1:] // PAGE) * PAGE
+        return int((ends - starts).sum())
+
+    @property
+    def largest_room(self) -> int:
+        """The first panel's, near enough: others may begin at another place in a page."""
+        return self.panel(0).room
+
+    def matrix(self, k: int, panel: Panel, buffer: Bytes) -> Matrix:
+        """Panel k's rows over its bytes."""
+        form = _FORMATS[self.ref.dtype]
+        return Matrix(format=form, rows=panel.rows, cols=self.ref.shape[1], data=_bytes_of(panel, buffer))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedEntry:
+    """One trunk matrix in a pack: each of its blocks is a panel, packed or as the source has it."""
+
+    layer: int
+    name: str
+    ref: TensorRef
+    run: BlockRun
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole matrix."""
+        return self.ref.shape[0]
+
+    @property
+    def num_panels(self) -> int:
+        """Blocks of the matrix."""
+        return len(self.run.table)
+
+    @property
+    def total_room(self) -> int:
+        """The sum of `panel(k).room`."""
+        return int(self.run.rooms().sum())
+
+    @property
+    def largest_room(self) -> int:
+        """The largest `panel(k).room`."""
+        return int(self.run.rooms().max())
+
+    def panel(self, k: int) -> Panel:
+        """Block k."""
+        block = self.run.block(k)
+        span = _whole(block)
+        return Panel(
+            (span,), aligned_size(span.offset, span.num_bytes), block.plan.first_row, block.plan.rows
+        )
+
+    def matrix(self, k: int, panel: Panel, buffer: Bytes) -> Matrix:
+        """Block k's rows over its bytes."""
+        form: Format = "packed" if self.run.is_packed(k) else _FORMATS[self.ref.dtype]
+        return Matrix(format=form, rows=panel.rows, cols=self.ref.shape[1], data=_bytes_of(panel, buffer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +141,18 @@ class VectorsEntry:
     refs: tuple[tuple[str, TensorRef], ...]
     name: str = VECTORS
     num_panels: int = 1
+    # The one block that holds them all, in a pack; `refs` then point into it.
+    block: PackedBlock | None = None
+
+    @property
+    def total_room(self) -> int:
+        """The room of the one panel."""
+        return self.panel(0).room
+
+    @property
+    def largest_room(self) -> int:
+        """The same."""
+        return self.panel(0).room
 
     @property
     def decoded_bytes(self) -> int:
@@ -89,6 +162,9 @@ class VectorsEntry:
     def panel(self, k: int) -> Panel:
         """The one panel, its ranges merged where the file keeps them close."""
         assert k == 0
+        if self.block is not None:
+            span = _whole(self.block)
+            return Panel((span,), aligned_size(span.offset, span.num_bytes))
         ranges: list[Range] = []
         room = 0
         for path_id, begin, end in self._runs():
@@ -113,11 +189,16 @@ class VectorsEntry:
         return runs
 
 
-Entry = MatrixEntry | VectorsEntry
+Entry = MatrixEntry | PackedEntry | VectorsEntry
 
 
 def trunk_entries(config: ModelConfig, index: CheckpointIndex, *, panel_bytes: int) -> tuple[Entry, ...]:
-    """Every trunk entry of a pass in the order of use; the top has layer number `num_layers`."""
+    """Every trunk entry of a pass in the order of use; the top has layer number `num_layers`.
+
+    In a pack the panels are its blocks, whatever `panel_bytes` says.
+    """
+    if index.pack is not None:
+        return _packed_entries(config, index, index.pack)
     entries: list[Entry] = []
     for layer in range(config.num_layers + 1):
         top = layer == config.num_layers
@@ -133,26 +214,28 @@ def trunk_entries(config: ModelConfig, index: CheckpointIndex, *, panel_bytes: i
     return tuple(entries)
 
 
+def _packed_entries(config: ModelConfig, index: CheckpointIndex, pack: PackedTrunk) -> tuple[Entry, ...]:
+    entries: list[Entry] = []
+    for layer in range(config.num_layers + 1):
+        top = layer == config.num_layers
+        order = top_order() if top else layer_order(config, layer)
+        small, *matrices = pack.layer(index, None if top else layer)
+        entries.append(VectorsEntry(layer=layer, refs=small.small_refs(), block=small.block(0)))
+        runs = {run.plan.name: run for run in matrices}
+        for name in order[1:]:
+            ref = runs[name].plan.refs[0]
+            entries.append(PackedEntry(layer=layer, name=name, ref=ref, run=runs[name]))
+    return tuple(entries)
+
+
 def largest_panel(entries: tuple[Entry, ...]) -> int:
     """Bytes of buffer that the largest panel needs."""
-    return max(entry.panel(0).room for entry in entries)
+    return max(entry.largest_room for entry in entries)
 
 
 def pass_bytes(entries: tuple[Entry, ...]) -> int:
     """Bytes asked of the device when every panel is read once."""
-    return sum(_room_of_all_panels(entry) for entry in entries)
-
-
-def _room_of_all_panels(entry: Entry) -> int:
-    """The sum of `panel(k).room`; a trunk has millions of small panels, so not one by one."""
-    if isinstance(entry, VectorsEntry):
-        return entry.panel(0).room
-    row_bytes = entry.ref.segment.nbytes // entry.rows
-    borders = np.append(np.arange(0, entry.rows, entry.rows_per_panel), entry.rows)
-    borders = entry.ref.segment.offset + borders * row_bytes
-    starts = borders[:-1] // PAGE * PAGE
-    ends = -(-borders[1:] // PAGE) * PAGE
-    return int((ends - starts).sum())
+    return sum(entry.total_room for entry in entries)
 
 
 def decoded_vectors(entries: tuple[Entry, ...]) -> list[int]:
@@ -163,6 +246,17 @@ def decoded_vectors(entries: tuple[Entry, ...]) -> list[int]:
 def _row_group(config: ModelConfig, name: str) -> int:
     # Latent attention needs the key and value rows of a head together.
     return config.nope_dim + config.value_dim if name == "kv_b_proj" else 1
+
+
+def _whole(block: PackedBlock) -> Range:
+    place = block.place
+    return Range(place.path_id, place.offset, place.num_bytes, 0, block)
+
+
+def _bytes_of(panel: Panel, buffer: Bytes) -> Bytes:
+    span = panel.ranges[0]
+    head = span.offset % PAGE
+    return buffer[head : head + span.num_bytes]
 
 
 def _locate(panel: Panel, ref: TensorRef, buffer: Bytes) -> Bytes:

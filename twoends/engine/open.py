@@ -9,6 +9,8 @@ import numpy as np
 
 from twoends.checkpoint.config import ModelConfig, read_config
 from twoends.checkpoint.index import CheckpointIndex
+from twoends.checkpoint.pack_file import is_pack
+from twoends.checkpoint.pack_index import open_pack
 from twoends.engine.budget import Plan, make_plan
 from twoends.engine.experts import ExpertSlots
 from twoends.engine.files import ReadAt, WeightFiles, read_at
@@ -21,7 +23,7 @@ from twoends.engine.reader import Reader, ReadShape
 from twoends.engine.store import WeightStore
 from twoends.engine.trace import Counters, Trace
 from twoends.engine.window import Window
-from twoends.errors import DoesNotFit
+from twoends.errors import DoesNotFit, OptionError
 from twoends.kernels.ops import F32, I32, Ops
 from twoends.model.state import SequenceState
 from twoends.model.tentative import Tentative
@@ -40,12 +42,26 @@ class Checkpoint:
     index: CheckpointIndex
 
     @classmethod
-    def open(cls, directory: Path, *, latent_eps: float | None = None) -> Checkpoint:
-        """Raises ConfigError and CheckpointError for anything that is not as it should be."""
-        config = read_config(directory)
+    def open(
+        cls, directory: Path, *, latent_eps: float | None = None, source: Path | None = None
+    ) -> Checkpoint:
+        """A checkpoint or a pack of one; `source` says where the checkpoint of a pack is now.
+
+        Raises ConfigError and CheckpointError for anything that is not as it should be.
+        """
+        released = config = read_config(directory)
         if latent_eps is not None:
             config = config.with_latent_eps(latent_eps)
-        return cls(directory=directory, config=config, index=CheckpointIndex.open(directory, config))
+        if is_pack(directory):
+            other = None if latent_eps is None else config
+            index = open_pack(directory, released, source=source, run_config=other)
+        elif source is None:
+            index = CheckpointIndex.open(directory, config)
+        else:
+            raise OptionError(
+                f"{directory} is no pack, so it has no source.", remedies=["Leave --source out."]
+            )
+        return cls(directory=directory, config=config, index=index)
 
     def plan(
         self,

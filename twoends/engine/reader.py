@@ -10,15 +10,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from twoends.engine.arena import PAGE, align_down, align_up
 from twoends.engine.files import WeightFiles
 from twoends.engine.trace import Counters, Trace
-from twoends.errors import ReadError
+from twoends.errors import ReadError, TwoendsError
 
 Kind = Literal["trunk", "experts", "embedding"]
+
+# Looks at bytes that were read; gives the error if they are not what was written.
+Check = Callable[[memoryview], TwoendsError | None]
 
 PIECE_BYTES = 4 * 2**20
 DEPTH = 4
@@ -35,16 +39,29 @@ class ReadShape:
 class Read:
     """One contiguous range of a file on its way into `buffer`; done when `pending` is 0."""
 
-    __slots__ = ("buffer", "error", "head", "kind", "needed", "offset", "path_id", "pending")
+    __slots__ = ("buffer", "check", "error", "head", "kind", "needed", "offset", "path_id", "pending")
 
-    def __init__(self, *, path_id: int, offset: int, num_bytes: int, buffer: memoryview, kind: Kind) -> None:
-        """`buffer` has room for the aligned superset; the bytes asked for begin at `head` in it."""
+    def __init__(
+        self,
+        *,
+        path_id: int,
+        offset: int,
+        num_bytes: int,
+        buffer: memoryview,
+        kind: Kind,
+        check: Check | None = None,
+    ) -> None:
+        """`buffer` has room for the aligned superset; the bytes asked for begin at `head` in it.
+
+        `check` is called with exactly those by the thread that read them, before anyone gets them.
+        """
         self.path_id = path_id
         self.offset = align_down(offset)
         self.head = offset - self.offset
         self.needed = self.head + num_bytes
         self.buffer = buffer[: align_up(self.needed)]
         self.kind = kind
+        self.check = check
         self.pending = 0
         self.error: BaseException | None = None
 
@@ -84,7 +101,9 @@ class Reader:
 
     def submit(self, read: Read, *, demand: bool) -> None:
         """Queues a read; demand reads go before all read-ahead."""
-        size, piece = len(read.buffer), self._piece_bytes
+        size = len(read.buffer)
+        # What is checked is checked whole, so it is read as one.
+        piece = self._piece_bytes if read.check is None else size
         pieces = [(read, at, min(piece, size - at)) for at in range(0, size, piece)]
         read.pending = len(pieces)
         self._count(read, size, len(pieces))
@@ -150,13 +169,21 @@ class Reader:
                 # No memory, say. Whoever waits gets it; a thread that just ended would let them wait on.
                 error = failure
             with self._lock:
-                # `wait` may look without the lock: bytes that failed must never look like bytes that came,
-                # and the time of reading is whole when the last piece is there.
+                # The time of reading is whole when the last piece is there; a check is no part of it.
                 self._end_active()
-                read.error = read.error or error
-                read.pending -= 1
-                if not read.pending:
-                    self._done.notify_all()
+                if read.check is None:
+                    self._finish(read, error)
+            if read.check is not None:
+                error = error or _fault(read, read.check)
+                with self._lock:
+                    self._finish(read, error)
+
+    def _finish(self, read: Read, error: BaseException | None) -> None:
+        """The lock is held; `wait` may look without it, and must never take failed bytes for good ones."""
+        read.error = read.error or error
+        read.pending -= 1
+        if not read.pending:
+            self._done.notify_all()
 
     def _begin_active(self) -> None:
         """The lock is held: counts the time in which at least one read is in flight."""
@@ -198,3 +225,11 @@ class Reader:
                 "  twoends inspect MODEL",
             ],
         )
+
+
+def _fault(read: Read, check: Check) -> BaseException | None:
+    """What is wrong with bytes that were read, or what kept them from being looked at."""
+    try:
+        return check(read.buffer[read.head : read.needed])
+    except BaseException as failure:
+        return failure

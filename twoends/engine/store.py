@@ -10,7 +10,7 @@ from twoends.checkpoint.config import ModelConfig
 from twoends.checkpoint.index import CheckpointIndex
 from twoends.engine.arena import PAGE, Arena
 from twoends.engine.experts import ExpertSlots, LayerExperts
-from twoends.engine.layout import Entry, MatrixEntry, VectorsEntry
+from twoends.engine.layout import Entry, VectorsEntry
 from twoends.engine.reader import Read, Reader, aligned_size
 from twoends.engine.window import Window
 from twoends.kernels.ops import F32, I32, Matrix
@@ -126,7 +126,7 @@ class LayerWeights:
     def rows(self, name: str) -> int:
         """Rows of a whole matrix."""
         entry = self._entries[name][1]
-        assert isinstance(entry, MatrixEntry)
+        assert not isinstance(entry, VectorsEntry)
         return entry.rows
 
     def panels(self, name: str) -> Iterator[tuple[int, Matrix]]:
@@ -136,13 +136,11 @@ class LayerWeights:
             yield from kept
             return
         entry_id, entry = self._entries[name]
-        assert isinstance(entry, MatrixEntry)
+        assert not isinstance(entry, VectorsEntry)
         given: list[tuple[int, Matrix]] = []
         for k in range(entry.num_panels):
             panel, buffer = self._window.take(entry_id, k)
-            span = panel.ranges[0]
-            head = span.offset % PAGE
-            given.append((panel.first_row, entry.matrix(panel, buffer[head : head + span.num_bytes])))
+            given.append((panel.first_row, entry.matrix(k, panel, buffer)))
             yield given[-1]
             self._window.release()
         if self._window.is_resident(entry_id):

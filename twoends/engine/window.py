@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twoends.engine.arena import POISON, Arena
-from twoends.engine.layout import Entry, MatrixEntry, Panel, pass_bytes
+from twoends.engine.layout import Entry, Panel, VectorsEntry, pass_bytes
 from twoends.engine.reader import Read, Reader
 from twoends.kernels.ops import Bytes
 
@@ -141,6 +141,7 @@ class Window:
                 num_bytes=span.num_bytes,
                 buffer=view[span.at :],
                 kind="trunk",
+                check=span.check,
             )
             for span in panel.ranges
         ]
@@ -177,7 +178,7 @@ def choose_pins(entries: tuple[Entry, ...], pinned_bytes: int) -> tuple[list[np.
     seen = used = 0
     for entry in entries:
         place = np.full(entry.num_panels, -1, np.int64)
-        may_stay = everything or isinstance(entry, MatrixEntry)
+        may_stay = everything or not isinstance(entry, VectorsEntry)
         for k in range(entry.num_panels):
             room = entry.panel(k).room
             seen += room

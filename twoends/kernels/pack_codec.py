@@ -80,7 +80,7 @@ def unpack_rows(data: Bytes, *, rows: int, cols: int) -> U16:
         if np.count_nonzero(escaped) != listed.size:
             raise ValueError("a packed block lists another number of escapes than its codes have")
         exponents[escaped] = listed
-        both = exponents.astype(np.uint16) << 8 | low[first:last]
+        both: U16 = exponents.astype(np.uint16) << np.uint16(8) | low[first:last]
         words = _to_columns(_rotated(both, 15)).reshape(last - first, units * UNIT)
         words_RC[first:last] = words[:, :cols]
     return words_RC

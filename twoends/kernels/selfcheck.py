@@ -161,7 +161,7 @@ def _gates(numbers: _Numbers) -> Iterator[Case]:
 
 
 def _packed(numbers: _Numbers) -> Iterator[Case]:
-    """Rows of narrow exponents (3-bit codes) and of wide ones (4-bit), with escapes, ragged, of many inputs."""
+    """Rows of narrow exponents (3-bit codes) and of wide ones (4-bit), escapes, ragged ends, many inputs."""
     for rows, cols, inputs, spread in ((21, 1234, 1, 1.0), (21, 160, 9, 1.0), (9, 700, 2, 30.0)):
         w = numbers.some(rows, cols) * np.float32(2) ** -numbers.between(0.0, spread, rows, 1).round()
         w[0, : _SPECIAL.size] = _SPECIAL
