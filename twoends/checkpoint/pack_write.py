@@ -202,7 +202,7 @@ class _Writer:
                 raise DoesNotFit(
                     f"The pack needs about {format_bytes(share)}; the disk has {format_bytes(free)} free.",
                     evidence=[("directory", str(stripe))],
-                    remedies=["Nothing was written. Choose another directory, or free some room."],
+                    remedies=["Nothing was packed. Choose another directory, or free some room."],
                 )
 
     def _write_layer(

@@ -10,10 +10,12 @@ from typing import Any
 
 from twoends.checkpoint.config import ModelConfig
 from twoends.checkpoint.index import CheckpointIndex
+from twoends.checkpoint.pack_file import Manifest
+from twoends.checkpoint.pack_source import verify_pack
 from twoends.checkpoint.safetensors import read_header
 from twoends.cli.command import Values
 from twoends.cli.narrate import FAMILY_NAMES
-from twoends.cli.screen import Screen, columns, facts, plural
+from twoends.cli.screen import Screen, columns, facts, plural, progress_bar, share_text
 from twoends.engine.open import Checkpoint
 from twoends.errors import OptionError
 from twoends.units import format_bytes
@@ -32,16 +34,24 @@ class Shard:
 
 def inspect(values: Values, screen: Screen) -> None:
     """`twoends inspect`. Raises ConfigError and CheckpointError for what is not as it should be."""
-    checkpoint = Checkpoint.open(Path(values.model))
+    checkpoint = Checkpoint.open(Path(values.model), source=values.source)
     config, index = checkpoint.config, checkpoint.index
     if values.layer is not None and values.layer >= config.num_layers:
         raise OptionError(f"--layer is {values.layer}; this model has layers 0 to {config.num_layers - 1}.")
+    if values.verify and index.pack is None:
+        raise OptionError(
+            f"{checkpoint.directory} is no pack; --verify compares a pack with its source.",
+            remedies=["Make one:  twoends pack MODEL OUT"],
+        )
     shards = check_shards(index, screen)
+    verified = _verify(index, screen) if values.verify else None
     if values.json:
-        screen.line(json.dumps(inspect_object(checkpoint, shards, layer=values.layer)))
+        found = inspect_object(checkpoint, shards, layer=values.layer)
+        screen.line(json.dumps(found | {"verified_blocks": verified}))
         return
     screen.line(screen.paint(_heading(config), "bold"))
-    for line in facts(_facts(checkpoint, shards)):
+    proof = [] if verified is None else [("verified", f"{plural(verified, 'block')} equal the source, byte for byte")]
+    for line in facts([*_facts(checkpoint, shards), *proof]):
         screen.line(line)
     if values.config:
         _section("config", [[name, value] for name, value in _config_rows(config)], screen)
@@ -55,12 +65,22 @@ def inspect(values: Values, screen: Screen) -> None:
 def check_shards(index: CheckpointIndex, screen: Screen) -> list[Shard]:
     """Reads every header from the file itself. Raises CheckpointError."""
     shards = []
-    for i, path in enumerate(index.paths):
-        screen.live(f"  header {i + 1} of {len(index.paths)}  {path.name}")
+    for i, path in enumerate(index.shards):
+        screen.live(f"  header {i + 1} of {len(index.shards)}  {path.name}")
         header = read_header(path)
         shards.append(Shard(name=path.name, file_bytes=header.file_bytes, num_tensors=len(header.names)))
     screen.clear_live()
     return shards
+
+
+def _verify(index: CheckpointIndex, screen: Screen) -> int:
+    def draw(done: int, total: int) -> None:
+        bar = progress_bar(done / total, 30)
+        screen.live(f"  comparing {bar} {format_bytes(done)} of {format_bytes(total)}")
+
+    num_blocks = verify_pack(index, progress=draw)
+    screen.clear_live()
+    return num_blocks
 
 
 def inspect_object(checkpoint: Checkpoint, shards: list[Shard], *, layer: int | None) -> dict[str, Any]:
@@ -84,6 +104,15 @@ def inspect_object(checkpoint: Checkpoint, shards: list[Shard], *, layer: int | 
         "layer_bytes": [index.layer_bytes(i) for i in range(config.num_layers)],
         "shards": [dataclasses.asdict(shard) for shard in shards],
     }
+    if index.pack is not None:
+        manifest = index.pack.manifest
+        found["pack"] = {
+            "source": str(index.directory),
+            "stripes": [str(place) for place in manifest.stripe_directories(index.pack.directory)],
+            "num_blocks": manifest.num_blocks,
+            "trunk_bytes": manifest.trunk_bytes,
+            "packed_bytes": manifest.packed_bytes,
+        }
     if layer is not None:
         found["layer"] = [
             {"name": ref.file_name, "dtype": ref.dtype, "shape": list(ref.shape), "bytes": ref.segment.nbytes}
@@ -113,10 +142,25 @@ def _facts(checkpoint: Checkpoint, shards: list[Shard]) -> list[tuple[str, str]]
         ("experts", f"{format_bytes(index.experts_bytes)}: {num_experts:,} of {one}"),
         ("embedding", format_bytes(_embedding_bytes(index))),
     ]
+    if index.pack is not None:
+        rows += _pack_facts(index.pack.manifest, index)
     if index.vision_tensors:
         size = format_bytes(index.vision_bytes)
         rows.append(("vision", f"{plural(index.vision_tensors, 'tensor')}, {size}, ignored: text only"))
     return [*rows, ("fingerprint", index.fingerprint)]
+
+
+def _pack_facts(manifest: Manifest, index: CheckpointIndex) -> list[tuple[str, str]]:
+    share = share_text(manifest.packed_bytes, manifest.trunk_bytes)
+    where = f" in {len(manifest.stripes)} stripes" if len(manifest.stripes) > 1 else ""
+    return [
+        (
+            "packed",
+            f"{format_bytes(manifest.packed_bytes)}, {share} of the trunk, "
+            f"{plural(manifest.num_blocks, 'block')}{where}",
+        ),
+        ("source", str(index.directory)),
+    ]
 
 
 def _embedding_bytes(index: CheckpointIndex) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from twoends.cli.command import Option, real_number, whole_number
 from twoends.errors import OptionError
 from twoends.units import parse_bytes
@@ -47,6 +49,12 @@ KERNELS = Option(
     flag="--kernels",
     choices=("native", "reference"),
     help="C++ kernels, or the numpy ones that define them (native where built)",
+)
+SOURCE = Option(
+    flag="--source",
+    value="DIR",
+    convert=Path,
+    help="where the checkpoint of a pack is now (where it was when it was packed)",
 )
 
 

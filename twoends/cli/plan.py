@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twoends.cli.command import JSON, Argument, Command, Values
-from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, THREADS
+from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, SOURCE, THREADS
 from twoends.cli.screen import Screen
 
 
@@ -17,8 +17,10 @@ def command() -> Command:
             "that runs (the floor) and the next steps down and up. Reads no weight. A directory with nothing "
             "but config.json will do: sizes are then those of the released layout."
         ),
-        arguments=(Argument(name="MODEL", help="a checkpoint's directory; left out, the one that ships"),),
-        options=(RAM, CONTEXT, CHUNK, DRAFT, THREADS, KERNELS, LATENT_EPS, JSON),
+        arguments=(
+            Argument(name="MODEL", help="a checkpoint's or a pack's directory; left out, the one that ships"),
+        ),
+        options=(RAM, CONTEXT, CHUNK, DRAFT, THREADS, KERNELS, LATENT_EPS, SOURCE, JSON),
         examples=("twoends plan /data/kimi-k3 --ram 8GB", "twoends plan /data/kimi-k3 --ram 8GB --json"),
         act=_act,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twoends.checkpoint.config import read_config
+from twoends.checkpoint.pack_file import is_pack
 from twoends.checkpoint.predicted import predicted_index
 from twoends.checkpoint.shipped import shipped_model
 from twoends.cli import load
@@ -56,7 +57,7 @@ def plan(values: Values, screen: Screen) -> None:
 def make_report(values: Values) -> PlanReport:
     """Loads what `run` loads before its plan, so that the program's own share is the same."""
     directory = shipped_model() if values.model is None else Path(values.model)
-    checkpoint, is_predicted = open_or_predict(directory, latent_eps=values.latent_eps)
+    checkpoint, is_predicted = open_or_predict(directory, latent_eps=values.latent_eps, source=values.source)
     tokenizer = load.open_tokenizer(checkpoint, needed=False)
     choice = load.choose_kernels(values)
 
@@ -82,15 +83,18 @@ def make_report(values: Values) -> PlanReport:
     )
 
 
-def open_or_predict(directory: Path, *, latent_eps: float | None) -> tuple[Checkpoint, bool]:
+def open_or_predict(
+    directory: Path, *, latent_eps: float | None, source: Path | None = None
+) -> tuple[Checkpoint, bool]:
     """The checkpoint; where there is a config and no weight, what its release would be (and True)."""
-    if (directory / "config.json").is_file() and not any(directory.glob("*.safetensors*")):
+    no_weight = not is_pack(directory) and not any(directory.glob("*.safetensors*"))
+    if (directory / "config.json").is_file() and no_weight and source is None:
         config = read_config(directory)
         if latent_eps is not None:
             config = config.with_latent_eps(latent_eps)
         index = predicted_index(directory, config)
         return Checkpoint(directory=directory, config=config, index=index), True
-    return Checkpoint.open(directory, latent_eps=latent_eps), False
+    return Checkpoint.open(directory, latent_eps=latent_eps, source=source), False
 
 
 def neighbours(made: Plan) -> tuple[int | None, int | None]:

@@ -13,7 +13,7 @@ from twoends.cli.command import (
     real_number,
     whole_number,
 )
-from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, THREADS, ids_of
+from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, SOURCE, THREADS, ids_of
 from twoends.cli.screen import Screen
 
 
@@ -28,7 +28,7 @@ def command() -> Command:
             "Ctrl-C finishes the pass over the weights, saves the session and says how to go on."
         ),
         arguments=(
-            Argument(name="MODEL", help="a checkpoint's directory; left out, the one that ships"),
+            Argument(name="MODEL", help="a checkpoint's or a pack's directory; left out, the one that ships"),
             Argument(name="PROMPT", help="the text to continue; - reads it from stdin"),
         ),
         options=_options(),
@@ -83,6 +83,7 @@ def _options() -> tuple[Option, ...]:
             flag="--profile", value="FILE", convert=Path, help="begin with the popular experts of another run"
         ),
         LATENT_EPS,
+        SOURCE,
         KERNELS,
         Option(flag="--no-direct", help="read through the page cache (without O_DIRECT)"),
         JSON,

@@ -14,10 +14,18 @@ from twoends.checkpoint.config import ModelConfig
 from twoends.checkpoint.index import CheckpointIndex
 from twoends.engine.arena import PAGE, align_up
 from twoends.engine.experts import expert_read_bytes, slot_bytes
-from twoends.engine.layout import Entry, decoded_vectors, largest_panel, pass_bytes, trunk_entries
+from twoends.engine.layout import (
+    Entry,
+    decoded_vectors,
+    largest_panel,
+    pass_bytes,
+    trunk_entries,
+    unpacking_bytes,
+)
 from twoends.engine.store import embedding_bytes
 from twoends.engine.window import choose_pins
 from twoends.errors import DoesNotFit
+from twoends.kernels.cores import allowed_cores
 from twoends.model.attnres import num_sources
 from twoends.model.state import cache_bytes_per_token, recurrent_bytes
 from twoends.model.tentative import tentative_bytes
@@ -270,7 +278,8 @@ def _fixed_rows(
     program = program_bytes + spare
     per_token = cache_bytes_per_token(config)
     kda_layers = config.num_layers - len(config.mla_layers)
-    return (
+    unpacking = unpacking_bytes(index, threads=allowed_cores()[0])
+    rows = (
         Row(name="program", num_bytes=align_up(program), remark=f"measured; {spare / 1e6:.0f} MB to spare"),
         Row(
             name="recurrent state",
@@ -284,6 +293,9 @@ def _fixed_rows(
         ),
         Row(name="embedding rows", num_bytes=align_up(embedding_bytes(index)), remark="read one by one"),
     )
+    if not unpacking:
+        return rows
+    return (*rows, Row(name="unpacking", num_bytes=align_up(unpacking), remark="packed rows at work"))
 
 
 def _draft_rows(config: ModelConfig, draft_tokens: int) -> tuple[Row, ...]:

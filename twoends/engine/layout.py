@@ -17,6 +17,9 @@ from twoends.model.weights import VECTORS, layer_order, top_order
 
 # Small tensors whose bytes lie closer than this are read as one.
 _MERGE_GAP_BYTES = 64 * 1024
+# As in native/kernels.cpp: packed rows that a thread decodes for many inputs.
+_UNPACKED_BYTES = 256 * 1024
+_LEAST_UNPACKED_ROWS = 4
 _FORMATS: dict[str, Format] = {"BF16": "bf16", "F32": "f32"}
 
 
@@ -236,6 +239,20 @@ def largest_panel(entries: tuple[Entry, ...]) -> int:
 def pass_bytes(entries: tuple[Entry, ...]) -> int:
     """Bytes asked of the device when every panel is read once."""
     return sum(entry.total_room for entry in entries)
+
+
+def unpacking_bytes(index: CheckpointIndex, *, threads: int) -> int:
+    """What the kernels hold while they multiply packed blocks: a block of kv_b_proj, some rows per thread."""
+    if index.pack is None:
+        return 0
+    widest = most_kv_b = 0
+    for layer in (*range(index.config.num_layers), None):
+        for run in index.pack.layer(index, layer):
+            if run.plan.rows_per_block:
+                widest = max(widest, run.plan.refs[0].shape[1])
+            if run.plan.name == "kv_b_proj":
+                most_kv_b = max(most_kv_b, run.plan.rows_per_block * run.plan.refs[0].shape[1] * 2)
+    return most_kv_b + threads * max(_UNPACKED_BYTES, _LEAST_UNPACKED_ROWS * widest * 2)
 
 
 def decoded_vectors(entries: tuple[Entry, ...]) -> list[int]:

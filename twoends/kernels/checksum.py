@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import zlib
 from collections.abc import Callable
 
 import numpy as np
 
-from twoends.kernels.choose import MODULE, load_module
+from twoends.kernels.built import is_built
+from twoends.kernels.choose import load_module
 
 
 def checksum_function() -> Callable[[memoryview], int]:
@@ -16,7 +16,7 @@ def checksum_function() -> Callable[[memoryview], int]:
 
     Raises NotSound when the native module is there and can't be used.
     """
-    if importlib.util.find_spec(MODULE) is None:
+    if not is_built():
         return zlib.crc32
     native = load_module()
 

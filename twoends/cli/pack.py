@@ -1,0 +1,108 @@
+"""`twoends pack`: the trunk of a checkpoint again, lossless, in about seven tenths of its bytes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from twoends.cli.command import JSON, Argument, Command, Option, Values
+from twoends.cli.screen import Screen, facts, plural, progress_bar, share_text
+from twoends.errors import OptionError
+from twoends.units import format_bytes
+
+
+def command() -> Command:
+    """The description of `pack`."""
+    return Command(
+        name="pack",
+        phrase="store the trunk in seven tenths of its bytes, lossless",
+        about=(
+            "Writes the trunk of MODEL into OUT in a form that is read and multiplied as it is: every bit "
+            "of every logit stays the same, and fewer bytes move. Experts and the embedding are still read "
+            "from MODEL. OUT is then given where a checkpoint is. Stopped at any point, the same command "
+            "goes on; on a finished pack it writes what is damaged again."
+        ),
+        arguments=(
+            Argument(name="MODEL", help="a checkpoint's directory", required=True),
+            Argument(name="OUT", help="where to write; new, or empty, or this pack begun", required=True),
+        ),
+        options=(
+            Option(
+                flag="--stripe",
+                value="DIR,DIR",
+                convert=_directories,
+                default=(),
+                help="spread the blocks over directories on several disks, about 1 MB to each in turn",
+            ),
+            JSON,
+        ),
+        examples=(
+            "twoends pack /data/kimi-k3 /fast/kimi-k3",
+            "twoends pack /data/kimi-k3 /fast/kimi-k3 --stripe /nvme0/k3,/nvme1/k3",
+            "twoends inspect /fast/kimi-k3 --verify",
+        ),
+        act=_act,
+    )
+
+
+def _act(values: Values, screen: Screen) -> None:
+    from twoends.checkpoint.pack_write import write_pack
+    from twoends.engine.open import Checkpoint
+
+    index = Checkpoint.open(Path(values.model)).index
+    if index.pack is not None:
+        raise OptionError(
+            f"{values.model} is a pack already.", remedies=[f"Pack its source:  {index.directory}"]
+        )
+    out = Path(values.out)
+    found = write_pack(
+        index, out, stripes=values.stripe, progress=lambda done, total: _draw(screen, done, total)
+    )
+    screen.clear_live()
+    if values.json:
+        fields = {
+            "directory": str(out),
+            "source": str(index.directory),
+            "fingerprint": index.fingerprint,
+            "num_blocks": found.num_blocks,
+            "raw_blocks": found.raw_blocks,
+            "kept_layers": found.kept_layers,
+            "trunk_bytes": found.trunk_bytes,
+            "packed_bytes": found.packed_bytes,
+        }
+        screen.line(json.dumps(fields))
+        return
+    raw = f", {found.raw_blocks:,} of them as they were" if found.raw_blocks else ""
+    rows = [
+        (
+            "packed",
+            f"{format_bytes(found.trunk_bytes)} to {format_bytes(found.packed_bytes)} "
+            f"({share_text(found.packed_bytes, found.trunk_bytes)})",
+        ),
+        ("blocks", f"{found.num_blocks:,}{raw}"),
+        ("to", str(out)),
+    ]
+    if found.kept_layers:
+        kept = f"{found.kept_layers} of {plural(found.num_layers, 'file')}, read back and found right"
+        rows.insert(0, ("kept", kept))
+    name = shlex.quote(str(out))
+    for line in (
+        *facts(rows),
+        "",
+        f"  twoends inspect {name} --verify",
+        f'  twoends run {name} "Hello" -n 16',
+    ):
+        screen.line(line)
+
+
+def _directories(word: str) -> tuple[Path, ...]:
+    names = [name.strip() for name in word.split(",")]
+    if len(names) < 2 or not all(names) or len({Path(name).resolve() for name in names}) < len(names):
+        raise OptionError(f"'{word}' is no list of different directories.", remedies=["Write  DIR,DIR"])
+    return tuple(Path(name) for name in names)
+
+
+def _draw(screen: Screen, done: int, total: int) -> None:
+    bar = progress_bar(done / total, 30)
+    screen.live(f"  packing {bar} {format_bytes(done)} of {format_bytes(total)}")
