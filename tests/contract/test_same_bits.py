@@ -1,4 +1,4 @@
-"""The first promise: the same bits of every logit at every budget, thread count, CPU, chunk, policy, break.
+"""The first promise: the same bits at every budget, thread count, CPU, chunk, policy, break, pack or none.
 
 The reference case runs in ample memory on one thread in plain C++ with the whole prompt as one
 chunk; every other case must give its ids and the digest of its binary32 logits at every position.
@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.backends import native_isas
 from tests.support.running import PROMPT, make_ops, run
+from twoends.checkpoint.pack_write import write_pack
+from twoends.engine.open import Checkpoint
 from twoends.engine.reader import ReadShape
 from twoends.generate import generator
 from twoends.generate.sampler import Sampling
@@ -21,6 +23,7 @@ FAMILIES = ("kimi-k3", "kimi-linear")
 BUDGETS = ("floor", 0.1, "ample")
 CHUNKS = (1, 3, 64, len(PROMPT))
 POLICIES = ("decayed", "lru")
+PACKS = ("none", "fixed", "striped")
 LONG = 200
 SHORT = 6
 
@@ -36,6 +39,19 @@ def expected(nano_checkpoints):
     }
 
 
+@pytest.fixture(scope="module")
+def trunks(nano_checkpoints, tmp_path_factory):
+    """(family, pack) -> the checkpoint as it is, or from a pack of its trunk, in one place or in three."""
+    found = {(family, "none"): checkpoint for family, checkpoint in nano_checkpoints.items()}
+    for family, checkpoint in nano_checkpoints.items():
+        place = tmp_path_factory.mktemp(f"packs-{family}")
+        stripes = tuple(place / f"stripe-{i}" for i in range(3))
+        for pack, where in (("fixed", ()), ("striped", stripes)):
+            write_pack(checkpoint.index, place / pack, stripes=where)
+            found[family, pack] = Checkpoint.open(place / pack)
+    return found
+
+
 def assert_same(found, expected):
     count = len(found.ids)
     assert found.ids == expected.ids[:count]
@@ -45,21 +61,23 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("isa", native_isas())
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pack", PACKS)
 def test_every_combination_gives_the_same_logits(
-    request, nano_checkpoints, expected, tmp_path, family, isa, threads
+    request, trunks, expected, tmp_path, family, isa, threads, pack
 ):
     """Budgets, chunks, policies and a session break in every combination, SHORT tokens each.
 
-    All 48 on the widest instruction set with two threads; on the others every fifth, which meets
-    each pair of values, unless --matrix=full asks for all (as CI does).
+    All 48 on the widest instruction set with two threads without a pack; elsewhere every fifth (with a
+    pack every seventh), which meets each value with many others, unless --matrix=full asks for all.
     """
     cases = list(itertools.product(BUDGETS, CHUNKS, POLICIES, (None, 3)))
-    if request.config.getoption("--matrix") != "full" and (isa, threads) != (native_isas()[0], 2):
-        cases = cases[threads::5]
+    whole = (isa, threads, pack) == (native_isas()[0], 2, "none")
+    if request.config.getoption("--matrix") != "full" and not whole:
+        cases = cases[threads :: 5 if pack == "none" else 7]
     ops = make_ops(isa, threads)
     for budget, chunk, policy, save_after in cases:
         found = run(
-            nano_checkpoints[family],
+            trunks[family, pack],
             ops=ops,
             num_new=SHORT,
             budget=budget,
@@ -94,8 +112,9 @@ def test_long_runs_stay_the_same(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_numpy_definition_gives_the_same_logits(nano_checkpoints, expected, family):
-    found = run(nano_checkpoints[family], ops=make_ops("reference"), num_new=4, budget="floor", chunk=5)
+@pytest.mark.parametrize("pack", PACKS[:2])
+def test_the_numpy_definition_gives_the_same_logits(trunks, expected, family, pack):
+    found = run(trunks[family, pack], ops=make_ops("reference"), num_new=4, budget="floor", chunk=5)
     assert_same(found, expected[family])
 
 
@@ -119,6 +138,19 @@ def test_sampled_text_is_the_same_at_every_budget_and_break(nano_checkpoints, tm
         checkpoint, ops=make_ops("plain"), num_new=40, sampling=Sampling(temperature=0.9, top_p=0.95, seed=8)
     )
     assert reseeded.ids != plain.ids
+
+
+def test_a_pack_is_not_inert(trunks):
+    """Fewer bytes, from other files, whose blocks are packed: none of the three packs equals another."""
+    found = {
+        pack: run(trunks["kimi-k3", pack], ops=make_ops("plain"), num_new=SHORT, budget="floor", chunk=3)
+        for pack in PACKS
+    }
+    assert found["fixed"].counters.bytes_trunk < found["none"].counters.bytes_trunk
+    blocks = trunks["kimi-k3", "fixed"].index.pack.blocks
+    assert 0 < blocks["packed"].sum() < len(blocks)
+    stripes = trunks["kimi-k3", "striped"].index.pack.blocks["stripe"]
+    assert min((stripes == i).sum() for i in range(3)) > len(stripes) // 4
 
 
 class Prophet:

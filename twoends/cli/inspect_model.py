@@ -50,8 +50,10 @@ def inspect(values: Values, screen: Screen) -> None:
         screen.line(json.dumps(found | {"verified_blocks": verified}))
         return
     screen.line(screen.paint(_heading(config), "bold"))
-    proof = [] if verified is None else [("verified", f"{plural(verified, 'block')} equal the source, byte for byte")]
-    for line in facts([*_facts(checkpoint, shards), *proof]):
+    rows = _facts(checkpoint, shards)
+    if verified is not None:
+        rows.append(("verified", f"{plural(verified, 'block')} equal the source, byte for byte"))
+    for line in facts(rows):
         screen.line(line)
     if values.config:
         _section("config", [[name, value] for name, value in _config_rows(config)], screen)
