@@ -159,7 +159,7 @@ def test_latent_attention_takes_packed_heads(rng, native, reference, make, same,
     same(found[2], found[1])
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 63, 64, 65, 128, 255, 256, 257, 511, 512, 1000, 4096, 100_003])
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 63, 64, 65, 255, 256, 257, 511, 512, 1000, 4096, 100_003])
 def test_the_checksum_is_zlibs(rng, size):
     data = rng.integers(0, 256, size + 1, dtype=np.uint8)[1:]
     assert checksum_function()(data.data) == zlib.crc32(data)

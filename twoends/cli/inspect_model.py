@@ -50,10 +50,10 @@ def inspect(values: Values, screen: Screen) -> None:
         screen.line(json.dumps(found | {"verified_blocks": verified}))
         return
     screen.line(screen.paint(_heading(config), "bold"))
-    rows = _facts(checkpoint, shards)
+    shown = _facts(checkpoint, shards)
     if verified is not None:
-        rows.append(("verified", f"{plural(verified, 'block')} equal the source, byte for byte"))
-    for line in facts(rows):
+        shown.append(("verified", f"{plural(verified, 'block')} equal the source, byte for byte"))
+    for line in facts(shown):
         screen.line(line)
     if values.config:
         _section("config", [[name, value] for name, value in _config_rows(config)], screen)
