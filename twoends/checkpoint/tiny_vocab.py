@@ -28,7 +28,7 @@ same another know while last might us great old year off come since against go c
 three capital France Paris river water light night house small found thought again place every part
 """
 # Name, place after the ranks, and whether it is special in the release's sense.
-_SPECIALS = (
+SPECIALS = (
     ("[BOS]", 0, True),
     ("[EOS]", 1, True),
     ("<|end_of_msg|>", 2, True),
@@ -77,9 +77,9 @@ def tokenizer_config(vocab_size: int) -> dict[str, Any]:
     return {
         "added_tokens_decoder": {
             str(ranks + place): {"content": name, **plain, "special": special}
-            for name, place, special in _SPECIALS
+            for name, place, special in SPECIALS
         },
-        "additional_special_tokens": [name for name, _, _ in _SPECIALS if name not in _NOT_ADDITIONAL],
+        "additional_special_tokens": [name for name, _, _ in SPECIALS if name not in _NOT_ADDITIONAL],
         "bos_token": "[BOS]",
         "clean_up_tokenization_spaces": False,
         "eos_token": "[EOS]",

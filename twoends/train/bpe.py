@@ -15,6 +15,9 @@ from typing import Any
 import tiktoken
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
+from twoends.checkpoint import tiny_vocab
+from twoends.checkpoint.presets import NUM_SPECIALS
+
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -30,16 +33,8 @@ K3_PATTERN = "|".join(
         r"\s+",
     ]
 )
-NUM_SPECIALS = 256
 # Offset behind the last rank -> content, and whether decoding drops it, as in the release.
-SPECIALS = {
-    0: ("[BOS]", True), 1: ("[EOS]", True), 2: ("<|end_of_msg|>", True), 3: ("<|open|>", False),
-    4: ("<|close|>", False), 5: ("<|sep|>", False), 6: ("[start_header_id]", True),
-    7: ("[end_header_id]", True), 9: ("[EOT]", True), 18: ("<|media_begin|>", True),
-    19: ("<|media_content|>", True), 20: ("<|media_end|>", True), 21: ("<|media_pad|>", True),
-    65: ("<osagent_mode>", True), 254: ("[UNK]", True), 255: ("[PAD]", True),
-}  # fmt: skip
-_ADDITIONAL = (2, 6, 7, 9, 18, 19, 20, 21, 65)
+SPECIALS = {place: (content, special) for content, place, special in tiny_vocab.SPECIALS}
 
 
 def byte_order() -> list[bytes]:
@@ -96,24 +91,7 @@ def read_rank_file(path: Path) -> list[bytes]:
 
 def tokenizer_config(num_ranks: int) -> dict[str, Any]:
     """`tokenizer_config.json` in the release's form, specials by absolute id."""
-    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
-    added = {
-        str(num_ranks + i): {"content": content, **flags, "special": special}
-        for i, (content, special) in SPECIALS.items()
-    }
-    return {
-        "added_tokens_decoder": added,
-        "additional_special_tokens": [SPECIALS[i][0] for i in _ADDITIONAL],
-        "bos_token": "[BOS]",
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "[EOS]",
-        "extra_special_tokens": {},
-        "model_max_length": 1000000000000000019884624838656,
-        "pad_token": "[PAD]",
-        "tokenizer_class": "TikTokenTokenizer",
-        "unk_token": "[UNK]",
-        "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
-    }
+    return tiny_vocab.tokenizer_config(num_ranks + NUM_SPECIALS)
 
 
 def tokenizer_files(ranks: list[bytes]) -> dict[str, str]:

@@ -9,9 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from twoends.checkpoint.presets import NUM_SPECIALS
 from twoends.errors import OptionError
 from twoends.train.architecture import Architecture
-from twoends.train.bpe import NUM_SPECIALS
 
 # Derived from the tokenizer, so a recipe doesn't state them.
 _DERIVED = frozenset({"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"})
