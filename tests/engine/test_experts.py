@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,7 +69,7 @@ class Slots:
         experts = self.slots.layer(layer)
         experts.request(ids_TS)
         arrived = []
-        for expert, weights in experts.arrivals():
+        for expert, weights in itertools.chain.from_iterable(experts.arrivals()):
             arrived.append(expert)
             assert len(self.slots._where) <= self.num_slots
             if truth is not None:
@@ -174,7 +175,7 @@ def test_a_use_that_is_not_over_keeps_its_slot(nano_checkpoints, truths):
         experts = slots.slots.layer(1)
         experts.request(np.array([[0, 1, 2, 3]], np.int32))
         arrivals = experts.arrivals()
-        expert, weights = next(arrivals)
+        [(expert, weights), *_] = next(arrivals)
         held = slots.slots.layer(2)
         held.request(np.array([[4, 5, 6, 7]], np.int32))
         assert_equal_to_file(weights, truths["kimi-k3"][1, expert])

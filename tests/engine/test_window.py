@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,19 +58,40 @@ class Checked:
 
     def one_pass(self):
         for entry_id, k in panels_of(self.entries):
-            panel, buffer = self.window.take(entry_id, k)
-            assert panel == self.entries[entry_id].panel(k)
-            self.no_overlap()
-            for span in panel.ranges:
-                at = span.at + span.offset % PAGE
-                expected = DATA[span.offset : span.offset + span.num_bytes]
-                assert buffer[at : at + span.num_bytes].tobytes() == expected
+            self.hold(*self.window.take(entry_id, k), self.entries[entry_id].panel(k))
             self.window.release()
             self.no_overlap()
 
+    def one_pass_in_groups(self):
+        """Takes whatever is there without waiting, as one group; gives the sizes of the groups."""
+        sizes = []
+        group = []
+        for entry_id, k in panels_of(self.entries):
+            if group and not self.window.has(entry_id, k):
+                self.end(group)
+                sizes.append(len(group))
+                group = []
+            group.append((*self.window.take(entry_id, k), self.entries[entry_id].panel(k)))
+        self.end(group)
+        return [*sizes, len(group)]
+
+    def end(self, group):
+        for panel, buffer, expected in group:
+            self.hold(panel, buffer, expected)
+        self.window.release()
+        self.no_overlap()
+
+    def hold(self, panel, buffer, expected):
+        assert panel == expected
+        self.no_overlap()
+        for span in panel.ranges:
+            at = span.at + span.offset % PAGE
+            data = DATA[span.offset : span.offset + span.num_bytes]
+            assert buffer[at : at + span.num_bytes].tobytes() == data
+
     def no_overlap(self):
         window = self.window
-        flights = [f for f in (window._taken, *window._flights) if f is not None and f.room]
+        flights = [f for f in (*window._taken, *window._flights) if f.room]
         spans = sorted((f.start, f.start + f.room) for f in flights)
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
         assert all(begin >= 0 and end <= window._ring.num_bytes for begin, end in spans)
@@ -200,11 +222,28 @@ def test_released_bytes_are_poisoned_and_pinned_bytes_are_not(make_window, poiso
     for entry_id, k in panels_of(trunk):
         _, kept[entry_id] = window.take(entry_id, k)
         window.release()
-    resident = [window.is_resident(i) for i in range(2)]
+    resident = [all(window.is_pinned(i, k) for k in range(trunk[i].num_panels)) for i in range(2)]
     assert sorted(resident) == [False, True]
     for entry_id, buffer in kept.items():
         gone = bool((buffer == POISON).all())
         assert gone == (poison and not resident[entry_id])
+
+
+@SHARED
+@given(panels=st.integers(2, 24), pinned_panels=st.integers(0, 24), pause_s=st.sampled_from([0.0, 0.002]))
+def test_panels_taken_in_groups_are_right_and_leave_half_the_ring_to_reads(
+    make_window, panels, pinned_panels, pause_s
+):
+    trunk = (matrix(0, 12, 2048, 1), matrix(12 * PAGE, 12, 2048, 1))
+    window, _ = make_window(trunk, ring_bytes=panels * PAGE, pinned_bytes=pinned_panels * PAGE)
+    checked = Checked(window, trunk)
+    window.allow_passes(3)
+    for _ in range(3):
+        time.sleep(pause_s)  # so that some reads are there, and some are not
+        sizes = checked.one_pass_in_groups()
+        assert sum(sizes) == 24
+        if not pinned_panels:
+            assert max(sizes) <= max(panels // 2, 1)
 
 
 def test_a_ring_of_exactly_one_panel_is_enough(make_window):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from twoends.kernels.ops import Matrix
+from twoends.kernels.ops import ExpertWeights, Matrix
 from twoends.kernels.reference.matmul import row_slice
-from twoends.model.weights import ExpertWeights
 
 HF_NAMES = {
     "input_norm": "input_layernorm.weight",
@@ -69,11 +68,20 @@ class NamedWeights:
     def rows(self, name):
         return self._tensor(name).shape[0]
 
-    def panels(self, name):
-        matrix = f32_matrix(self._tensor(name))
-        step = self._head_rows if name == "kv_b_proj" else self._panel_rows
-        for first in range(0, matrix.rows, step):
-            yield first, row_slice(matrix, first, min(first + step, matrix.rows))
+    def panels(self, names):
+        """Groups of one panel, of two, of three, ...: how panels are grouped must not matter."""
+        group = []
+        size = 1
+        for i, name in enumerate(names):
+            matrix = f32_matrix(self._tensor(name))
+            step = self._head_rows if name == "kv_b_proj" else self._panel_rows
+            for first in range(0, matrix.rows, step):
+                group.append((i, first, row_slice(matrix, first, min(first + step, matrix.rows))))
+                if len(group) == size:
+                    yield group
+                    group, size = [], size + 1
+        if group:
+            yield group
 
 
 class NamedExperts:
@@ -91,4 +99,4 @@ class NamedExperts:
                 f32_matrix(self._lookup(f"{self._prefix}block_sparse_moe.experts.{e}.{w}.weight"))
                 for w in ("w1", "w2", "w3")
             )
-            yield e, ExpertWeights(w1=w1, w2=w2, w3=w3)
+            yield [(e, ExpertWeights(w1=w1, w2=w2, w3=w3))]

@@ -309,14 +309,16 @@ def _draft_rows(config: ModelConfig, draft_tokens: int) -> tuple[Row, ...]:
 def scratch_bytes(config: ModelConfig, chunk: int) -> int:
     """Activations of a pass of `chunk` rows: the residual's sources and the widest half layer."""
     c = config
-    kda = 10 * c.kda_width
+    kda = 13 * c.kda_width
     mla = c.num_heads * (c.query_dim + 4 * c.value_dim) + 2 * c.latent_row
     dense = 3 * c.dense_width
     chosen = c.experts_per_token * c.expert_input
     moe = chosen + 3 * max(c.shared_width, c.expert_width) + 4 * c.expert_input + 4 * c.num_experts
     per_row = (num_sources(c) + 6) * c.hidden_size + max(kda, mla, dense, moe)
-    # A product keeps its input split in two beside it; logits are one row, with copies to sample.
-    return 4 * (chunk * (per_row + max(c.dense_width, c.kda_width)) + 6 * c.vocab_size)
+    # A product keeps its input split in two beside it; logits are one row, with copies to sample; experts are
+    # multiplied several at once while they have no more rows than one choice (kernels/native/products.cpp).
+    one_choice = c.experts_per_token * (3 * c.expert_width + 3 * c.expert_input)
+    return 4 * (chunk * (per_row + max(c.dense_width, c.kda_width)) + one_choice + 6 * c.vocab_size)
 
 
 def _scratch_row(config: ModelConfig, chunk: int, decoded: int) -> Row:

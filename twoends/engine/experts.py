@@ -19,8 +19,7 @@ from twoends.engine.arena import PAGE, POISON, Arena, align_up
 from twoends.engine.policies import Key, Policy
 from twoends.engine.reader import Read, Reader, aligned_size
 from twoends.engine.trace import Counters, Trace
-from twoends.kernels.ops import I32, Matrix
-from twoends.model.weights import ExpertWeights
+from twoends.kernels.ops import I32, ExpertWeights, Matrix
 
 
 @dataclass(slots=True)
@@ -82,6 +81,12 @@ class ExpertSlots:
         self._where[key] = slot
         self._busy.add(slot)
         return slot, False
+
+    def is_here(self, slot: int) -> bool:
+        """Whether `ready` would not wait."""
+        content = self._slots[slot]
+        assert content is not None
+        return not any(read.pending for read in content.reads)
 
     def ready(self, slot: int) -> ExpertWeights:
         """The expert in a slot, after its reads."""
@@ -185,15 +190,27 @@ class LayerExperts:
         self._queue.extend(dict.fromkeys(ids_TS.reshape(-1).tolist()))
         self._start()
 
-    def arrivals(self) -> Iterator[tuple[int, ExpertWeights]]:
-        """Every requested expert once; the slot of the last one given is free again at the next."""
+    def arrivals(self) -> Iterator[list[tuple[int, ExpertWeights]]]:
+        """Every requested expert once, in groups of those that are here; their slots are free after it."""
         while self._ready or self._reading or self._queue:
             self._start()
-            expert, slot = self._ready.popleft() if self._ready else self._reading.popleft()
+            group = self._next_group()
             try:
-                yield expert, self._slots.ready(slot)
+                yield [(expert, self._slots.ready(slot)) for expert, slot in group]
             finally:
-                self._slots.release(slot)
+                for _, slot in group:
+                    self._slots.release(slot)
+
+    def _next_group(self) -> list[tuple[int, int]]:
+        """Hits first; then the oldest read, which may have to be waited for, and what came with it."""
+        if self._ready:
+            group = list(self._ready)
+            self._ready.clear()
+            return group
+        group = [self._reading.popleft()]
+        while self._reading and self._slots.is_here(self._reading[0][1]):
+            group.append(self._reading.popleft())
+        return group
 
     def _start(self) -> None:
         """Begins queued experts until no slot is left.

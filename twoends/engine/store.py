@@ -14,7 +14,7 @@ from twoends.engine.layout import Entry, VectorsEntry
 from twoends.engine.reader import Read, Reader, aligned_size
 from twoends.engine.window import Window
 from twoends.kernels.ops import F32, I32, Matrix
-from twoends.model.weights import VECTORS
+from twoends.model.weights import VECTORS, Panel
 
 # Embedding rows that are read side by side.
 _EMBED_ROWS_AT_ONCE = 16
@@ -102,7 +102,9 @@ class LayerWeights:
     def __init__(self, window: Window, entries: dict[str, tuple[int, Entry]]) -> None:
         self._window, self._entries = window, entries
         self._vectors: dict[str, F32] = {}
-        self._kept: dict[str, list[tuple[int, Matrix]]] = {}
+        # Panels that stay, as they are handed out; by matrix, and whole groups where nothing else is missing.
+        self._kept: dict[str, dict[int, tuple[int, Matrix]]] = {}
+        self._whole: dict[tuple[str, ...], list[Panel]] = {}
 
     def __enter__(self) -> LayerWeights:
         """Takes the small tensors, which are the first entry of the layer."""
@@ -116,7 +118,7 @@ class LayerWeights:
     def __exit__(self, *exc: object) -> None:
         """Drops the small tensors unless the layer's are pinned."""
         entry_id, _ = self._entries[VECTORS]
-        if not self._window.is_resident(entry_id):
+        if not self._window.is_pinned(entry_id, 0):
             self._vectors = {}
 
     def vector(self, name: str) -> F32:
@@ -129,22 +131,40 @@ class LayerWeights:
         assert not isinstance(entry, VectorsEntry)
         return entry.rows
 
-    def panels(self, name: str) -> Iterator[tuple[int, Matrix]]:
-        """The matrix, panel by panel; each is gone at the next, unless it is pinned."""
-        kept = self._kept.get(name)
-        if kept is not None:
-            yield from kept
+    def panels(self, names: tuple[str, ...]) -> Iterator[list[Panel]]:
+        """All that has arrived when it is asked for, at least one panel; gone at the next, unless pinned."""
+        whole = self._whole.get(names)
+        if whole is not None:
+            yield whole
             return
+        group: list[Panel] = []
+        for i, name in enumerate(names):
+            entry_id, entry = self._entries[name]
+            for k in range(entry.num_panels):
+                if group and not self._window.has(entry_id, k):
+                    yield group
+                    self._window.release()
+                    group = []
+                group.append((i, *self._panel(name, k)))
+        if group:
+            yield group
+            self._window.release()
+        if all(len(self._kept.get(name, ())) == self._entries[name][1].num_panels for name in names):
+            self._whole[names] = [
+                (i, *panel) for i, name in enumerate(names) for _, panel in sorted(self._kept[name].items())
+            ]
+
+    def _panel(self, name: str, k: int) -> tuple[int, Matrix]:
+        kept = self._kept.setdefault(name, {})
+        if k in kept:
+            return kept[k]
         entry_id, entry = self._entries[name]
         assert not isinstance(entry, VectorsEntry)
-        given: list[tuple[int, Matrix]] = []
-        for k in range(entry.num_panels):
-            panel, buffer = self._window.take(entry_id, k)
-            given.append((panel.first_row, entry.matrix(k, panel, buffer)))
-            yield given[-1]
-            self._window.release()
-        if self._window.is_resident(entry_id):
-            self._kept[name] = given
+        panel, buffer = self._window.take(entry_id, k)
+        given = (panel.first_row, entry.matrix(k, panel, buffer))
+        if self._window.is_pinned(entry_id, k):
+            kept[k] = given
+        return given
 
 
 def embedding_room(index: CheckpointIndex) -> int:

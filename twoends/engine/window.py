@@ -3,7 +3,8 @@
     used [tail .. head) of the ring, panels in flight or in use, oldest first
     a panel is contiguous: where the end of the ring is too short, it is skipped
 
-Some panels may be pinned: they have a place of their own, are read in the first pass and stay.
+Several panels may be in use at once: all that had arrived when they were asked for. Some panels may
+be pinned: they have a place of their own, are read in the first pass and stay.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Window:
         self._flights: deque[_Flight] = deque()
         self._next = (0, 0)
         self._passes_left = 0
-        self._taken: _Flight | None = None
+        self._taken: list[_Flight] = []
 
     @property
     def num_bytes(self) -> int:
@@ -72,9 +73,9 @@ class Window:
 
     def take(self, entry_id: int, k: int) -> tuple[Panel, Bytes]:
         """Panel k of an entry and its buffer, valid until `release`. Waits for its bytes."""
-        pin = self._pin_at[entry_id][k]
-        if pin >= 0 and (entry_id, k) in self._loaded:
+        if self.is_pinned(entry_id, k):
             panel = self._entries[entry_id].panel(k)
+            pin = self._pin_at[entry_id][k]
             return panel, self._pins.bytes_[pin : pin + panel.room]
         if not self._flights and not self._passes_left:
             self._passes_left = 1
@@ -82,23 +83,35 @@ class Window:
         assert self._flights, "the ring is smaller than a panel"
         flight = self._flights.popleft()
         assert (flight.entry_id, flight.k) == (entry_id, k), "panels must be asked for in the order of use"
-        self._taken = flight
+        self._taken.append(flight)
         for read in flight.reads:
             self._reader.wait(read)
-        if pin >= 0:
+        if not flight.room:
             self._loaded.add((entry_id, k))
         return flight.panel, flight.buffer
 
+    def has(self, entry_id: int, k: int) -> bool:
+        """Whether `take` would give the panel at once, beside those in use, and leave the disk enough to do.
+
+        What is in use takes at most half of the ring: the other half is being read meanwhile.
+        """
+        if self.is_pinned(entry_id, k):
+            return True
+        if not self._flights or any(read.pending for read in self._flights[0].reads):
+            return False
+        return 2 * sum(flight.room for flight in (*self._taken, self._flights[0])) <= self._ring.num_bytes
+
     def release(self) -> None:
-        """Gives back the panel that `take` gave."""
-        flight, self._taken = self._taken, None
-        if flight is not None and flight.room and self._poison:
-            flight.buffer.fill(POISON)
+        """Gives back the panels that `take` gave."""
+        for flight in self._taken:
+            if flight.room and self._poison:
+                flight.buffer.fill(POISON)
+        self._taken.clear()
         self._read_ahead()
 
-    def is_resident(self, entry_id: int) -> bool:
-        """Whether every panel of an entry is pinned and loaded."""
-        return all((entry_id, k) in self._loaded for k in range(self._entries[entry_id].num_panels))
+    def is_pinned(self, entry_id: int, k: int) -> bool:
+        """Whether a panel has come to stay."""
+        return (entry_id, k) in self._loaded
 
     def _read_ahead(self) -> None:
         while self._passes_left and len(self._flights) < _MAX_FLIGHTS:
@@ -151,7 +164,7 @@ class Window:
         return True
 
     def _find_room(self, room: int) -> int | None:
-        used = [f for f in (self._taken, *self._flights) if f is not None and f.room]
+        used = [f for f in (*self._taken, *self._flights) if f.room]
         size = self._ring.num_bytes
         if not used:
             return 0 if room <= size else None

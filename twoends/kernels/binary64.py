@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twoends.kernels.composed import composed
 from twoends.kernels.ops import Matrix, Ops
 from twoends.kernels.reference.lanes import decode
 from twoends.kernels.reference.matmul import E2M1, SCALES
@@ -38,7 +39,7 @@ def binary64_ops() -> Ops:
         "silu_glu": lambda gate, up: gate * _sigmoid(gate) * up,
         "combine": lambda y, weights: np.einsum("tsz,ts->tz", y, weights),
     }
-    return Ops(backend="binary64", **typed)
+    return composed(backend="binary64", **typed)
 
 
 def exact_values(matrix: Matrix) -> F64:

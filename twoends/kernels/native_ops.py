@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from twoends.kernels.ops import F32, I32, Matrix, Ops
+from twoends.kernels.ops import F32, I32, ExpertWeights, Glu, KdaInputs, KdaOutput, KdaState, Matrix, Ops
 from twoends.kernels.reference.moe import not_finite_scores
 
 # Bumped with every change of what native/bind.cpp takes, so that an old build is never called in the new way.
-INTERFACE = 2
+INTERFACE = 3
 
 
 def native_ops(isa: str, threads: int) -> Ops:
@@ -45,6 +46,9 @@ def ops_of(kernels: Any) -> Ops:
         situ_glu=native.situ_glu,
         silu_glu=native.silu_glu,
         combine=native.combine,
+        products=native.products,
+        kda_mix=native.kda_mix,
+        expert_mlps=native.expert_mlps,
     )
 
 
@@ -159,3 +163,46 @@ class _NativeOps:
         out_TZ = np.empty((y_TSZ.shape[0], y_TSZ.shape[2]), np.float32)
         self._kernels.combine(y_TSZ, weights_TS, out_TZ)
         return out_TZ
+
+    def products(self, x_TX: F32, parts: Sequence[tuple[Matrix, F32, int]]) -> None:
+        self._kernels.products(x_TX, parts)
+
+    def expert_mlps(
+        self, experts: Sequence[tuple[int, ExpertWeights]], z_TZ: F32, ids_TS: I32, glu: Glu, *, out_TSZ: F32
+    ) -> None:
+        self._kernels.experts(experts, z_TZ, ids_TS, glu.beta, glu.linear_beta, out_TSZ)
+
+    def kda_mix(self, inputs: KdaInputs, state: KdaState) -> KdaOutput:
+        out = KdaOutput(
+            y_THV=np.empty_like(inputs.gate_THV),
+            k_THK=np.empty_like(inputs.decay_THK),
+            v_THV=np.empty_like(inputs.gate_THV),
+            alpha_THK=np.empty_like(inputs.decay_THK),
+            beta_TH=np.empty_like(inputs.beta_TH),
+        )
+        self._kernels.kda_mix(
+            inputs.q_TP,
+            inputs.k_TP,
+            inputs.v_TP,
+            inputs.decay_THK,
+            inputs.beta_TH,
+            inputs.gate_THV,
+            inputs.q_conv_P4,
+            inputs.k_conv_P4,
+            inputs.v_conv_P4,
+            inputs.dt_bias_HK,
+            inputs.a_log_H,
+            inputs.o_norm_V,
+            inputs.lower_bound,
+            inputs.eps,
+            state.state_HKV,
+            state.q_tail_3P,
+            state.k_tail_3P,
+            state.v_tail_3P,
+            out.y_THV,
+            out.k_THK,
+            out.v_THV,
+            out.alpha_THK,
+            out.beta_TH,
+        )
+        return out

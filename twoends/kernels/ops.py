@@ -9,7 +9,7 @@ depends on the number of rows T in a call: row t of the result is a function of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -40,10 +40,82 @@ class Matrix:
     scale: Bytes | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """One routed expert: w2(glu(w1 z, w3 z))."""
+
+    w1: Matrix
+    w2: Matrix
+    w3: Matrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glu:
+    """A gated unit: SiTU with its caps, or SiLU where `beta` is None."""
+
+    beta: float | None
+    linear_beta: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KdaInputs:
+    """What the projections of a KDA layer gave, before the convolutions, and the small weights."""
+
+    q_TP: F32
+    k_TP: F32
+    v_TP: F32
+    decay_THK: F32
+    beta_TH: F32
+    gate_THV: F32
+    q_conv_P4: F32
+    k_conv_P4: F32
+    v_conv_P4: F32
+    dt_bias_HK: F32
+    a_log_H: F32
+    o_norm_V: F32
+    lower_bound: float | None
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KdaState:
+    """`state_HKV` and the last inputs of the three convolutions, oldest first; zeros before the start."""
+
+    state_HKV: F32
+    q_tail_3P: F32
+    k_tail_3P: F32
+    v_tail_3P: F32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KdaOutput:
+    """The gated output of a KDA layer, and what its recurrence read."""
+
+    y_THV: F32
+    k_THK: F32
+    v_THV: F32
+    alpha_THK: F32
+    beta_TH: F32
+
+
 class Matmul(Protocol):
     """out_TY[t, first_row + r] = dot(matrix[r], x_TX[t]) for every row; changes `out_TY` in place."""
 
     def __call__(self, matrix: Matrix, x_TX: F32, *, out_TY: F32, first_row: int) -> None: ...
+
+
+class Products(Protocol):
+    """`matmul` of one input with several matrices: (matrix, its out_TY, its first_row) each."""
+
+    def __call__(self, x_TX: F32, parts: Sequence[tuple[Matrix, F32, int]]) -> None: ...
+
+
+class ExpertMlps(Protocol):
+    """out_TSZ[t, s] = w2(glu(w1 z, w3 z)) with z = z_TZ[t], wherever ids_TS[t, s] is one of `experts`."""
+
+    def __call__(
+        self, experts: Sequence[tuple[int, ExpertWeights]], z_TZ: F32, ids_TS: I32, glu: Glu, *, out_TSZ: F32
+    ) -> None: ...
 
 
 class KdaSteps(Protocol):
@@ -78,7 +150,11 @@ class MlaHeads(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
-    """What a backend supplies. Fields marked "rows" treat each row alone."""
+    """What a backend supplies. Fields marked "rows" treat each row alone.
+
+    The last three are compositions of the others (kernels/composed.py is their definition): a backend
+    may do each in one call, in any order of work that leaves the bits as they are.
+    """
 
     backend: str
     # matrix products, rows
@@ -109,3 +185,7 @@ class Ops:
     silu_glu: Callable[[F32, F32], F32]
     # (y_TSZ, weights_TS) -> z_TZ, summed in rank order, rows
     combine: Callable[[F32, F32], F32]
+    products: Products
+    # (inputs, state in place) -> output: convolutions, norms, decay, recurrence, gated norm of one sequence
+    kda_mix: Callable[[KdaInputs, KdaState], KdaOutput]
+    expert_mlps: ExpertMlps

@@ -7,8 +7,7 @@ build that keeps the contract on the compiler's own terms (-ffast-math, contract
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,70 +15,24 @@ import numpy as np
 from twoends.errors import NotSound
 from twoends.kernels.ops import F32, Format, Matrix, Ops
 from twoends.kernels.pack_codec import pack_rows
+from twoends.kernels.selfcheck_composed import composed_cases
+from twoends.kernels.selfcheck_numbers import SPECIAL, Case, Numbers
 
 _FILE = Path(__file__).with_name("selfcheck.npy")
-# Both signs of zero and subnormals (the first four), the largest numbers.
-_SPECIAL = np.array([0.0, -0.0, 1e-40, -1e-44, 1.2e-38, 3e38, -3e38, 88.8, -103.5, 0.625], np.float32)
-
-
-class _Numbers:
-    """Numbers by counter, the same everywhere: the finaliser of splitmix64 over 1, 2, 3, ..."""
-
-    def __init__(self) -> None:
-        self._drawn = 0
-
-    def bits(self, count: int) -> np.ndarray:
-        z = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
-        self._drawn += count
-        z *= np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
-
-    def between(self, low: float, high: float, *shape: int) -> F32:
-        """24 random bits a number, so that sums must round."""
-        unit = (self.bits(math.prod(shape)) >> np.uint64(40)).astype(np.float64) / 2.0**24
-        return (low + (high - low) * unit).astype(np.float32).reshape(shape)
-
-    def some(self, *shape: int) -> F32:
-        return self.between(-2.0, 2.0, *shape)
-
-    def special(self, *shape: int) -> F32:
-        x = self.some(*shape).reshape(-1)
-        x[: _SPECIAL.size] = _SPECIAL
-        return x.reshape(shape)
-
-    def matrix(self, form: Format, rows: int, cols: int) -> Matrix:
-        """Weights at an odd address; all codes and the extreme scales of mxfp4."""
-        if form == "f32":
-            return Matrix(
-                format=form, rows=rows, cols=cols, data=self.some(rows, cols).reshape(-1).view(np.uint8)
-            )
-        data = np.empty(rows * cols * 2 + 1 if form == "bf16" else rows * cols // 2 + 1, np.uint8)[1:]
-        if form == "bf16":
-            upper = (self.some(rows, cols).view(np.uint32) >> 16).astype(np.uint16)
-            data[:] = upper.reshape(-1).view(np.uint8)
-            return Matrix(format=form, rows=rows, cols=cols, data=data)
-        data[:] = self.bits(data.size) & np.uint64(255)
-        scale = (self.bits(rows * cols // 32) % np.uint64(6) + np.uint64(120)).astype(np.uint8)
-        scale[:4] = (0, 1, 254, 255)
-        return Matrix(format=form, rows=rows, cols=cols, data=data, scale=scale)
-
-
-Case = tuple[str, str, Callable[[Ops], list[np.ndarray]]]
 
 
 def cases() -> Iterator[Case]:
     """(operation, what was put in, how to run it) in a fixed order."""
-    numbers = _Numbers()
+    numbers = Numbers()
     yield from _products(numbers)
     yield from _attention(numbers)
     yield from _rows(numbers)
     yield from _gates(numbers)
     yield from _packed(numbers)
+    yield from composed_cases(numbers)
 
 
-def _products(numbers: _Numbers) -> Iterator[Case]:
+def _products(numbers: Numbers) -> Iterator[Case]:
     shapes: list[tuple[Format, int, int, int]] = [
         ("bf16", 11, 97, 1),
         ("bf16", 9, 64, 7),
@@ -90,7 +43,7 @@ def _products(numbers: _Numbers) -> Iterator[Case]:
     ]
     for form, rows, cols, inputs in shapes:
         matrix, x_TX = numbers.matrix(form, rows, cols), numbers.some(inputs, cols)
-        x_TX[0, :4] = _SPECIAL[:4]
+        x_TX[0, :4] = SPECIAL[:4]
 
         def run(ops: Ops, matrix: Matrix = matrix, x_TX: F32 = x_TX) -> list[np.ndarray]:
             out_TY = np.empty((x_TX.shape[0], matrix.rows), np.float32)
@@ -100,7 +53,7 @@ def _products(numbers: _Numbers) -> Iterator[Case]:
         yield "matmul", f"{form} {rows} x {cols}, {inputs} input rows", run
 
 
-def _attention(numbers: _Numbers) -> Iterator[Case]:
+def _attention(numbers: Numbers) -> Iterator[Case]:
     q, k, alpha = numbers.some(3, 2, 16), numbers.some(3, 2, 16), numbers.between(0.0, 1.0, 3, 2, 16)
     v, beta, state = numbers.some(3, 2, 40), numbers.between(0.0, 1.0, 3, 2), numbers.some(2, 16, 40)
 
@@ -122,7 +75,7 @@ def _attention(numbers: _Numbers) -> Iterator[Case]:
     yield "mla_heads", "3 rows after 18 positions, 2 heads, latent 40 + 8", mla
 
 
-def _rows(numbers: _Numbers) -> Iterator[Case]:
+def _rows(numbers: Numbers) -> Iterator[Case]:
     x, w, gate, w4 = numbers.some(2, 3, 37), numbers.some(37), numbers.special(2, 3, 37), numbers.some(37, 4)
     u, tail, a_log = numbers.some(2, 37), numbers.some(3, 37), numbers.some(3)
     dt = numbers.some(3, 37)
@@ -145,7 +98,7 @@ def _rows(numbers: _Numbers) -> Iterator[Case]:
     yield "combine", "2 rows, 3 ranks of 37", lambda ops: [ops.combine(x, a_log[None].repeat(2, axis=0))]
 
 
-def _gates(numbers: _Numbers) -> Iterator[Case]:
+def _gates(numbers: Numbers) -> Iterator[Case]:
     gate, up = numbers.special(5, 37), numbers.special(5, 37)[::-1].copy()
     logits, bias = numbers.some(3, 50), numbers.some(50)
     logits[0, 20:30] = 0.5
@@ -160,11 +113,11 @@ def _gates(numbers: _Numbers) -> Iterator[Case]:
     yield "route", "not renormalised", lambda ops: list(ops.route(logits, bias, 6, False, 2.5))
 
 
-def _packed(numbers: _Numbers) -> Iterator[Case]:
+def _packed(numbers: Numbers) -> Iterator[Case]:
     """Rows of narrow exponents (3-bit codes) and of wide ones (4-bit), escapes, ragged ends, many inputs."""
     for rows, cols, inputs, spread in ((21, 1234, 1, 1.0), (21, 160, 9, 1.0), (9, 700, 2, 30.0)):
         w = numbers.some(rows, cols) * np.float32(2) ** -numbers.between(0.0, spread, rows, 1).round()
-        w[0, : _SPECIAL.size] = _SPECIAL
+        w[0, : SPECIAL.size] = SPECIAL
         data = pack_rows((w.view(np.uint32) >> 16).astype(np.uint16))
         assert data is not None, "these rows shrink"
         matrix = Matrix(format="packed", rows=rows, cols=cols, data=data)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 
 from twoends.checkpoint.config import ModelConfig
-from twoends.kernels.ops import F32, Ops
+from twoends.kernels.ops import F32, KdaState, Ops
 from twoends.model.attnres import Residual
 from twoends.model.kda import kda_attention
 from twoends.model.mla import mla_attention
 from twoends.model.moe import dense_mlp, mixture
-from twoends.model.state import KdaState, MlaState, SequenceState
+from twoends.model.state import MlaState, SequenceState
 from twoends.model.tentative import Tentative
 from twoends.model.weights import Experts, Weights, project
 

@@ -7,7 +7,7 @@ import numpy as np
 from twoends.checkpoint.config import ModelConfig
 from twoends.kernels.ops import F32, Ops
 from twoends.model.state import MlaState
-from twoends.model.weights import Weights, project
+from twoends.model.weights import Weights, mla_inputs, project, project_all
 
 
 def mla_attention(
@@ -16,9 +16,9 @@ def mla_attention(
     """The mixer of an MLA layer on normalised input: a_TD. Writes cache rows start .. start + T - 1."""
     num_tokens, latent = x_TD.shape[0], config.kv_lora_rank
     query_dim = config.nope_dim + config.rope_dim
-    q_THQ = _query(weights, x_TD, config, ops).reshape(num_tokens, config.num_heads, query_dim)
+    q_TR, kv_TM, *gates = project_all(weights, mla_inputs(config), x_TD, ops)
+    q_THQ = _query(weights, q_TR, config, ops).reshape(num_tokens, config.num_heads, query_dim)
 
-    kv_TM = project(weights, "kv_a_proj", x_TD, ops)
     rows_TM = state.cache_CM[start : start + num_tokens]
     # The norm covers the latent part only, never the shared key (specification 5.1).
     rows_TM[:, :latent] = ops.rms_norm(
@@ -28,27 +28,26 @@ def mla_attention(
 
     o_THV = np.empty((num_tokens, config.num_heads, config.value_dim), x_TD.dtype)
     head_rows = config.nope_dim + config.value_dim
-    for first_row, panel in weights.panels("kv_b_proj"):
-        ops.mla_heads(
-            panel,
-            q_THQ=q_THQ,
-            cache_CM=state.cache_CM[: start + num_tokens],
-            start=start,
-            first_head=first_row // head_rows,
-            num_heads=panel.rows // head_rows,
-            scale=query_dim**-0.5,
-            out_THV=o_THV,
-        )
+    for group in weights.panels(("kv_b_proj",)):
+        for _, first_row, panel in group:
+            ops.mla_heads(
+                panel,
+                q_THQ=q_THQ,
+                cache_CM=state.cache_CM[: start + num_tokens],
+                start=start,
+                first_head=first_row // head_rows,
+                num_heads=panel.rows // head_rows,
+                scale=query_dim**-0.5,
+                out_THV=o_THV,
+            )
     o_TP = o_THV.reshape(num_tokens, -1)
     if config.mla_output_gate:
-        o_TP = ops.sigmoid_gate(o_TP, project(weights, "g_proj", x_TD, ops))
+        o_TP = ops.sigmoid_gate(o_TP, gates[0])
     return project(weights, "o_proj", o_TP, ops)
 
 
-def _query(weights: Weights, x_TD: F32, config: ModelConfig, ops: Ops) -> F32:
+def _query(weights: Weights, q_TR: F32, config: ModelConfig, ops: Ops) -> F32:
     if config.q_lora_rank is None:
-        return project(weights, "q_proj", x_TD, ops)
-    q_TR = ops.rms_norm(
-        project(weights, "q_a_proj", x_TD, ops), weights.vector("q_a_norm"), config.latent_eps
-    )
-    return project(weights, "q_b_proj", q_TR, ops)
+        return q_TR
+    normed_TR = ops.rms_norm(q_TR, weights.vector("q_a_norm"), config.latent_eps)
+    return project(weights, "q_b_proj", normed_TR, ops)

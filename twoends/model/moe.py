@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from twoends.checkpoint.config import ModelConfig
-from twoends.kernels.ops import F32, I32, Ops
-from twoends.model.weights import Experts, ExpertWeights, Weights, project
+from twoends.kernels.composed import gated
+from twoends.kernels.ops import F32, Glu, Ops
+from twoends.model.weights import Experts, Weights, project, project_all
 
 
 def dense_mlp(weights: Weights, x_TD: F32, config: ModelConfig, ops: Ops) -> F32:
     """down(glu(gate x, up x))."""
-    return _gated_mlp(weights, ("gate_proj", "up_proj", "down_proj"), x_TD, config, ops)
+    gate_TF, up_TF = project_all(weights, ("gate_proj", "up_proj"), x_TD, ops)
+    return project(weights, "down_proj", gated(ops, gate_TF, up_TF, _glu(config)), ops)
 
 
 def mixture(weights: Weights, experts: Experts, x_TD: F32, config: ModelConfig, ops: Ops) -> F32:
@@ -29,12 +31,12 @@ def mixture(weights: Weights, experts: Experts, x_TD: F32, config: ModelConfig, 
         config.routed_scaling,
     )
     experts.request(ids_TS)
-    z_TZ = x_TD if config.latent_width is None else project(weights, "latent_down", x_TD, ops)
-    shared_TD = None
-    if config.num_shared_experts:
-        names = ("shared_gate", "shared_up", "shared_down")
-        shared_TD = _gated_mlp(weights, names, x_TD, config, ops)
-    routed_TD = ops.combine(_expert_outputs(experts, z_TZ, ids_TS, config, ops), weights_TS)
+    z_TZ, shared_TD = _latent_and_shared(weights, x_TD, config, ops)
+    # By rank, and kept apart: experts arrive in any order and the sum has one.
+    y_TSZ = np.empty((*ids_TS.shape, z_TZ.shape[1]), z_TZ.dtype)
+    for group in experts.arrivals():
+        ops.expert_mlps(group, z_TZ, ids_TS, _glu(config), out_TSZ=y_TSZ)
+    routed_TD = ops.combine(y_TSZ, weights_TS)
     if config.latent_width is not None:
         # The norm is of the sum, not of each expert (specification 7.3).
         normed_TZ = ops.rms_norm(routed_TD, weights.vector("latent_norm"), config.eps)
@@ -42,36 +44,19 @@ def mixture(weights: Weights, experts: Experts, x_TD: F32, config: ModelConfig, 
     return routed_TD if shared_TD is None else routed_TD + shared_TD
 
 
-def _expert_outputs(experts: Experts, z_TZ: F32, ids_TS: I32, config: ModelConfig, ops: Ops) -> F32:
-    """y_TSZ by rank; kept apart because experts arrive in any order and the sum has one."""
-    y_TSZ = np.empty((*ids_TS.shape, z_TZ.shape[1]), z_TZ.dtype)
-    for expert_id, expert in experts.arrivals():
-        rows, ranks = np.nonzero(ids_TS == expert_id)
-        y_TSZ[rows, ranks] = _expert_mlp(expert, z_TZ[rows], config, ops)
-    return y_TSZ
+def _latent_and_shared(weights: Weights, x_TD: F32, config: ModelConfig, ops: Ops) -> tuple[F32, F32 | None]:
+    """What the routed experts read, and what the shared experts give (None without them)."""
+    latent = () if config.latent_width is None else ("latent_down",)
+    shared = ("shared_gate", "shared_up") if config.num_shared_experts else ()
+    outs = project_all(weights, (*latent, *shared), x_TD, ops)
+    z_TZ = outs[0] if latent else x_TD
+    if not shared:
+        return z_TZ, None
+    gate_TF, up_TF = outs[-2:]
+    return z_TZ, project(weights, "shared_down", gated(ops, gate_TF, up_TF, _glu(config)), ops)
 
 
-def _expert_mlp(expert: ExpertWeights, z_TZ: F32, config: ModelConfig, ops: Ops) -> F32:
-    num_rows = z_TZ.shape[0]
-    gate_TF = np.empty((num_rows, expert.w1.rows), z_TZ.dtype)
-    up_TF = np.empty_like(gate_TF)
-    y_TZ = np.empty_like(z_TZ)
-    ops.matmul(expert.w1, z_TZ, out_TY=gate_TF, first_row=0)
-    ops.matmul(expert.w3, z_TZ, out_TY=up_TF, first_row=0)
-    ops.matmul(expert.w2, _glu(gate_TF, up_TF, config, ops), out_TY=y_TZ, first_row=0)
-    return y_TZ
-
-
-def _gated_mlp(
-    weights: Weights, names: tuple[str, str, str], x_TD: F32, config: ModelConfig, ops: Ops
-) -> F32:
-    gate, up, down = names
-    gate_TF = project(weights, gate, x_TD, ops)
-    up_TF = project(weights, up, x_TD, ops)
-    return project(weights, down, _glu(gate_TF, up_TF, config, ops), ops)
-
-
-def _glu(gate_TF: F32, up_TF: F32, config: ModelConfig, ops: Ops) -> F32:
+def _glu(config: ModelConfig) -> Glu:
     if config.activation == "situ":
-        return ops.situ_glu(gate_TF, up_TF, config.situ_beta, config.situ_linear_beta)
-    return ops.silu_glu(gate_TF, up_TF)
+        return Glu(beta=config.situ_beta, linear_beta=config.situ_linear_beta)
+    return Glu(beta=None, linear_beta=None)

@@ -8,17 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twoends.checkpoint.config import ModelConfig
-from twoends.kernels.ops import F32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KdaState:
-    """`state_HKV` and the last inputs of the three convolutions, oldest first; zeros before the start."""
-
-    state_HKV: F32
-    q_tail_3P: F32
-    k_tail_3P: F32
-    v_tail_3P: F32
+from twoends.kernels.ops import F32, KdaState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from twoends.checkpoint.config import ModelConfig
-from twoends.kernels.ops import F32, Ops
-from twoends.model.state import KdaState, MlaState, SequenceState
+from twoends.kernels.ops import F32, KdaOutput, KdaState, Ops
+from twoends.model.state import MlaState, SequenceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +24,7 @@ class KdaRows:
     q_TP: F32
     k_TP: F32
     v_TP: F32
-    key_THK: F32
-    value_THV: F32
-    alpha_THK: F32
-    beta_TH: F32
+    mixed: KdaOutput
 
 
 class Tentative:
@@ -65,11 +62,11 @@ class Tentative:
             _shift(true.v_tail_3P, rows.v_TP[:count])
             ops.kda_steps(
                 # The output is not used and no update reads the query.
-                q_THK=rows.key_THK[:count],
-                k_THK=rows.key_THK[:count],
-                v_THV=rows.value_THV[:count],
-                alpha_THK=rows.alpha_THK[:count],
-                beta_TH=rows.beta_TH[:count],
+                q_THK=rows.mixed.k_THK[:count],
+                k_THK=rows.mixed.k_THK[:count],
+                v_THV=rows.mixed.v_THV[:count],
+                alpha_THK=rows.mixed.alpha_THK[:count],
+                beta_TH=rows.mixed.beta_TH[:count],
                 state_HKV=true.state_HKV,
             )
         start, end = state.position + count, state.position + self._num_rows
@@ -82,7 +79,7 @@ class Tentative:
 def tentative_bytes(config: ModelConfig, num_rows: int) -> int:
     """Memory of the notes of `num_rows` rows, and of one layer's copied state."""
     layers = config.num_layers - len(config.mla_layers)
-    per_row = 6 * config.kda_width + config.kda_num_heads
+    per_row = 7 * config.kda_width + config.kda_num_heads
     copy = config.kda_num_heads * config.kda_head_dim**2 + 3 * (config.conv_width - 1) * config.kda_width
     return 4 * (layers * num_rows * per_row + copy)
 

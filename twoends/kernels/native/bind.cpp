@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <optional>
 
 #include "crc32.h"
@@ -50,6 +51,8 @@ Format format_of(const std::string& name) {
   throw std::invalid_argument("a matrix is bf16, f32, mxfp4 or packed");
 }
 
+Bytes bytes_of(const nb::object& array) { return nb::cast<Bytes>(array, false); }
+
 // `block` is where a packed matrix's parts are kept as long as the weights are used.
 Weights weights_of(const std::string& format_name, const Bytes& data, const std::optional<Bytes>& scale, size_t rows,
                    size_t cols, PackedBlock& block) {
@@ -78,6 +81,60 @@ void matmul(Kernels& k, const std::string& format, const Bytes& data, const std:
   compute(rows * cols * num_x, [&] {
     k.matmul(w, x_TX.data(), num_x, out_TY.data() + first_row, out_TY.shape(1));
   });
+}
+
+// A twoends.kernels.ops.Matrix.
+Weights weights_of(nb::handle matrix, PackedBlock& block) {
+  const nb::object scale = matrix.attr("scale");
+  return weights_of(nb::cast<std::string>(matrix.attr("format")), bytes_of(matrix.attr("data")),
+                    scale.is_none() ? std::nullopt : std::optional<Bytes>(bytes_of(scale)),
+                    nb::cast<size_t>(matrix.attr("rows")), nb::cast<size_t>(matrix.attr("cols")), block);
+}
+
+// Parts: (Matrix, out_TY, first_row).
+void products(Kernels& k, const In2& x_TX, const nb::list& parts) {
+  const size_t num_x = x_TX.shape(0), count = nb::len(parts);
+  std::vector<PackedBlock> blocks(count);
+  std::vector<Product> products(count);
+  size_t work = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const nb::tuple part = nb::cast<nb::tuple>(parts[i]);
+    const Out2 out_TY = nb::cast<Out2>(part[1], false);
+    const size_t first_row = nb::cast<size_t>(part[2]);
+    const Weights w = weights_of(part[0], blocks[i]);
+    require(x_TX.shape(1) == w.cols, "x_TX must have the matrix's columns");
+    require(out_TY.shape(0) == num_x && first_row + w.rows <= out_TY.shape(1), "out_TY has no room for these rows");
+    products[i] = {w, out_TY.data() + first_row, out_TY.shape(1)};
+    work += w.rows * w.cols * num_x;
+  }
+  compute(work, [&] { k.products(products, x_TX.data(), num_x); });
+}
+
+// Experts: (id, ExpertWeights).
+void experts(Kernels& k, const nb::list& group, const In2& z_TZ, const Array<const int32_t, 2>& ids_TS,
+             std::optional<double> beta, std::optional<double> linear, const Out3& out_TSZ) {
+  const size_t count = nb::len(group), tokens = z_TZ.shape(0), dim = z_TZ.shape(1), ranks = ids_TS.shape(1);
+  require(ids_TS.shape(0) == tokens && out_TSZ.shape(0) == tokens && out_TSZ.shape(1) == ranks &&
+              out_TSZ.shape(2) == dim,
+          "z_TZ, ids_TS and out_TSZ differ");
+  std::vector<PackedBlock> blocks(3 * count);
+  std::vector<Expert> experts(count);
+  size_t work = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const nb::tuple pair = nb::cast<nb::tuple>(group[i]);
+    Expert& e = experts[i];
+    e = {nb::cast<int32_t>(pair[0]), weights_of(pair[1].attr("w1"), blocks[3 * i]),
+         weights_of(pair[1].attr("w2"), blocks[3 * i + 1]), weights_of(pair[1].attr("w3"), blocks[3 * i + 2])};
+    require(e.w1.cols == dim && e.w3.cols == dim && e.w1.rows == e.w3.rows && e.w2.cols == e.w1.rows &&
+                e.w2.rows == dim && e.w1.rows == experts[0].w1.rows,
+            "an expert's matrices do not fit z_TZ or one another");
+    work += 3 * e.w1.rows * dim;
+  }
+  GluJob glu = {};
+  glu.function = !beta ? Glu::silu : linear ? Glu::situ_linear : Glu::situ;
+  glu.beta = (float)beta.value_or(1.0), glu.linear_beta = (float)linear.value_or(1.0);
+  const ExpertsJob job = {z_TZ.data(), ids_TS.data(), out_TSZ.data(), tokens, ranks, dim, glu};
+  compute(work, [&] { k.experts(experts, job); });
 }
 
 size_t last_dim(const In& x) {
@@ -138,6 +195,47 @@ void kda_steps(Kernels& k, const In3& q_THK, const In3& k_THK, const In3& v_THV,
                       state_HKV.data(), out_THV.data(), tokens,       heads,            key_dim,
                       value_dim,        0,              nullptr};
   compute(tokens * heads * key_dim * value_dim * 4, [&] { k.kda_steps(job); });
+}
+
+// Inputs and outputs as in kernels/ops.py, KdaInputs, KdaState and KdaOutput.
+void kda_mix(Kernels& k, const In2& q_TP, const In2& k_TP, const In2& v_TP, const In3& decay_THK, const In2& logit_TH,
+             const In3& gate_THV, const In2& q_conv, const In2& k_conv, const In2& v_conv, const In2& dt_HK,
+             const In1& a_H, const In1& norm_V, std::optional<double> bound, double eps, const Out3& state_HKV,
+             const Out2& q_tail, const Out2& k_tail, const Out2& v_tail, const Out3& y_THV, const Out3& k_THK,
+             const Out3& v_THV, const Out3& alpha_THK, const Out2& beta_TH) {
+  const size_t tokens = decay_THK.shape(0), heads = decay_THK.shape(1), key_dim = decay_THK.shape(2);
+  const size_t value_dim = gate_THV.shape(2), keys = heads * key_dim, values = heads * value_dim;
+  const auto are_rows = [&](const auto& a, size_t width) { return a.shape(0) == tokens && a.size() == tokens * width; };
+  const auto fits = [](const auto& conv, const auto& tail, size_t channels) {
+    return conv.shape(0) == channels && conv.shape(1) == 4 && tail.shape(0) == 3 && tail.shape(1) == channels;
+  };
+  require(are_rows(q_TP, keys) && are_rows(k_TP, keys) && are_rows(v_TP, values) && are_rows(gate_THV, values) &&
+              are_rows(logit_TH, heads) && gate_THV.shape(1) == heads,
+          "the inputs differ in shape");
+  require(fits(q_conv, q_tail, keys) && fits(k_conv, k_tail, keys) && fits(v_conv, v_tail, values),
+          "a convolution needs four taps and three earlier inputs of each channel");
+  require(dt_HK.shape(0) == heads && dt_HK.shape(1) == key_dim && a_H.size() == heads && norm_V.size() == value_dim,
+          "dt_bias, a_log or the norm differ from the inputs");
+  require(state_HKV.shape(0) == heads && state_HKV.shape(1) == key_dim && state_HKV.shape(2) == value_dim,
+          "state_HKV differs from the inputs");
+  require(are_rows(y_THV, values) && are_rows(v_THV, values) && are_rows(k_THK, keys) && are_rows(alpha_THK, keys) &&
+              are_rows(beta_TH, heads),
+          "an output differs from the inputs");
+  const Scratch scratch = scratch_of(tokens * (keys + values));
+  float *q = scratch.get(), *o = q + tokens * keys;
+  KdaMixJob job = {};
+  job.q_conv = {q_TP.data(), q_conv.data(), q_tail.data(), q, tokens, keys};
+  job.k_conv = {k_TP.data(), k_conv.data(), k_tail.data(), k_THK.data(), tokens, keys};
+  job.v_conv = {v_TP.data(), v_conv.data(), v_tail.data(), v_THV.data(), tokens, values};
+  job.q_norm = {q, nullptr, nullptr, q, key_dim, 1e-6, (float)std::pow((double)key_dim, -0.5)};
+  job.k_norm = {k_THK.data(), nullptr, nullptr, k_THK.data(), key_dim, 1e-6, 1.f};
+  job.out_norm = {o, norm_V.data(), gate_THV.data(), y_THV.data(), value_dim, eps, 1.f};
+  job.decay = {decay_THK.data(), dt_HK.data(), a_H.data(),       alpha_THK.data(),
+               heads,            key_dim,      bound.has_value(), (float)bound.value_or(0.0)};
+  job.beta_logits = logit_TH.data(), job.beta = beta_TH.data();
+  job.steps = {q, k_THK.data(), v_THV.data(), alpha_THK.data(), beta_TH.data(), state_HKV.data(), o, tokens, heads,
+               key_dim, value_dim, 0, nullptr};
+  compute(tokens * heads * key_dim * (value_dim * 4 + 128), [&] { k.kda_mix(job); });
 }
 
 void mla_heads(Kernels& k, const std::string& format, const Bytes& data, size_t rows, size_t latent,
@@ -223,7 +321,9 @@ uint32_t checksum(const Bytes& data) {
 
 NB_MODULE(_native, m) {
   using namespace twoends;
-  m.attr("INTERFACE") = 2;
+  m.attr("INTERFACE") = 3;
+  // Kernels live as long as the process: what still holds them at its end is no leak.
+  nb::set_leak_warnings(false);
   m.attr("BUILT_BY") = TWOENDS_BUILT_BY;
   m.def("available_isas", &available_isas);
   m.def("crc32", &checksum, nb::arg().noconvert());
@@ -238,6 +338,10 @@ NB_MODULE(_native, m) {
       .def_prop_ro("threads", &Kernels::threads)
       .def("matmul", &matmul, value, array, optional_array, value, value,
            array, array, value)
+      .def("products", &products, array, value)
+      .def("experts", &experts, value, array, array, optional_value, optional_value, array)
+      .def("kda_mix", &kda_mix, array, array, array, array, array, array, array, array, array, array, array, array,
+           optional_value, value, array, array, array, array, array, array, array, array, array)
       .def("rms_norm", &rms_norm, array, array, value, array)
       .def("l2_norm", &l2_norm, array, value, array)
       .def("gated_head_norm", &gated_head_norm, array, array, array,

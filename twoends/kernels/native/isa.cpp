@@ -12,6 +12,16 @@ namespace {
 
 void matmul_pieces(MatmulJob& job, size_t begin, size_t end, size_t worker) { matmul(job, begin, end, worker); }
 
+void products_pieces(ProductsJob& job, size_t begin, size_t end, size_t worker) {
+  for (size_t i = 0; i < job.count && begin < end; ++i) {
+    if (begin >= job.first[i + 1]) continue;
+    const size_t row = begin - job.first[i], stop = smaller(end, job.first[i + 1]);
+    const size_t own = smaller(stop - job.first[i], job.jobs[i].w.rows);
+    if (row < own) matmul(job.jobs[i], row, own, worker);
+    begin = stop;
+  }
+}
+
 void unpack_pieces(UnpackJob& job, size_t begin, size_t end, size_t) {
   unpack_rows(*job.block, begin, end, job.out + begin * job.block->cols * 2);
 }
@@ -41,6 +51,7 @@ Table table() {
   t.mla_queries = kMlaQueries;
   t.mla_scratch = mla_scratch;
   t.matmul = matmul_pieces;
+  t.products = products_pieces;
   t.unpack = unpack_pieces;
   t.rms_norm = rms_norm;
   t.l2_norm = l2_norm;
@@ -48,11 +59,13 @@ Table table() {
   t.short_conv = short_conv;
   t.kda_decay = kda_decay;
   t.kda_steps = kda_steps;
+  t.kda_mix = kda_mix;
   t.mla_heads = mla_heads;
   t.attnres_mix = attnres_mix;
   t.route = route;
   t.unary = unary;
   t.glu = glu;
+  t.glu_rows = glu_rows;
   t.fma = fma_each;
   t.combine = combine;
   t.read = read_pieces;

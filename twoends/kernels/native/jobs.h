@@ -32,6 +32,14 @@ struct MatmulJob {
   size_t unpacked_rows = 0;
 };
 
+// Piece: one row of the products taken together; job i has the rows first[i] .. first[i + 1] - 1, the last of
+// which may be none of its own.
+struct ProductsJob {
+  const MatmulJob* jobs;
+  const size_t* first;  // count + 1 of them
+  size_t count;
+};
+
 // Piece: one row; out[row * cols] as bf16.
 struct UnpackJob {
   const PackedBlock* block;
@@ -70,6 +78,16 @@ struct KdaJob {
   float *state, *out;
   size_t num_tokens, heads, key_dim, value_dim, block;
   float* scratch;
+};
+
+// Piece: one head, through all tokens; outputs of one step are inputs of the next. dim: both of key and value.
+struct KdaMixJob {
+  ConvJob q_conv, k_conv, v_conv;
+  NormJob q_norm, k_norm, out_norm;
+  DecayJob decay;
+  const float* beta_logits;
+  float* beta;
+  KdaJob steps;
 };
 
 // Piece: one tile of tile_heads x tile_rows queries, at most Table::mla_queries. `scratch` holds what
@@ -120,6 +138,12 @@ struct GluJob {
   size_t size;
   float beta, linear_beta;
 };
+// Piece: one row of `dim` elements; `split` gets it as a product takes it, padded_dim floats a row.
+struct GluRowsJob {
+  GluJob glu;
+  float* split;
+  size_t dim, padded_dim;
+};
 struct FmaJob {
   const float *a, *b, *c;
   float* out;
@@ -148,16 +172,19 @@ struct Table {
   size_t mla_queries;
   size_t (*mla_scratch)(const MlaJob& job);
   Kernel<MatmulJob> matmul;
+  Kernel<ProductsJob> products;
   Kernel<UnpackJob> unpack;
   Kernel<NormJob> rms_norm, l2_norm, gated_norm;
   Kernel<ConvJob> short_conv;
   Kernel<DecayJob> kda_decay;
   Kernel<KdaJob> kda_steps;
+  Kernel<KdaMixJob> kda_mix;
   Kernel<MlaJob> mla_heads;
   Kernel<MixJob> attnres_mix;
   Kernel<RouteJob> route;
   Kernel<UnaryJob> unary;
   Kernel<GluJob> glu;
+  Kernel<GluRowsJob> glu_rows;
   Kernel<FmaJob> fma;
   Kernel<CombineJob> combine;
   Kernel<ReadJob> read;

@@ -2,6 +2,7 @@
 #pragma once
 #include "elementary.h"
 #include "lanes.h"
+#include "norm.h"
 
 namespace twoends {
 namespace TWOENDS_ISA {
@@ -20,8 +21,10 @@ inline void load_taps(const float* w, size_t channels, f32x16 (&tap)[4]) {
   deinterleave(odd_a, odd_b, tap[1], tap[3]);
 }
 
-inline void short_conv(ConvJob& job, size_t begin, size_t end, size_t) {
-  for_vectors(job.channels, begin, end, [&](size_t at, size_t n) {
+// Channels begin .. end - 1.
+inline void conv_channels(const ConvJob& job, size_t begin, size_t end) {
+  for (size_t at = begin; at < end; at += kLanes) {
+    const size_t n = smaller(kLanes, end - at);
     f32x16 tap[4];
     load_taps(job.w + 4 * at, n, tap);
     f32x16 u[3];
@@ -33,7 +36,11 @@ inline void short_conv(ConvJob& job, size_t begin, size_t end, size_t) {
       u[0] = u[1], u[1] = u[2], u[2] = now;
     }
     for (size_t j = 0; j < 3; ++j) store_some(job.tail + j * job.channels + at, u[j], n);
-  });
+  }
+}
+
+inline void short_conv(ConvJob& job, size_t begin, size_t end, size_t) {
+  conv_channels(job, begin * kLanes, smaller(end * kLanes, job.channels));
 }
 
 inline void kda_decay(DecayJob& job, size_t begin, size_t end, size_t) {
@@ -141,6 +148,26 @@ inline void kda_steps(KdaJob& job, size_t begin, size_t end, size_t worker) {
     copy_columns(state, job.value_dim, gathered, job.block, job.key_dim, stop - at);
     kda_block(job, head, at, stop, gathered, job.block);
     copy_columns(gathered, job.block, state, job.value_dim, job.key_dim, stop - at);
+  }
+}
+
+inline void kda_mix(KdaMixJob& job, size_t begin, size_t end, size_t worker) {
+  const size_t heads = job.steps.heads, key_dim = job.steps.key_dim, value_dim = job.steps.value_dim;
+  const size_t blocks = (value_dim + job.steps.block - 1) / job.steps.block;
+  for (size_t head = begin; head < end; ++head) {
+    conv_channels(job.q_conv, head * key_dim, (head + 1) * key_dim);
+    conv_channels(job.k_conv, head * key_dim, (head + 1) * key_dim);
+    conv_channels(job.v_conv, head * value_dim, (head + 1) * value_dim);
+    for (size_t t = 0; t < job.steps.num_tokens; ++t) {
+      const size_t row = t * heads + head;
+      l2_norm(job.q_norm, row, row + 1, worker);
+      l2_norm(job.k_norm, row, row + 1, worker);
+      kda_decay(job.decay, row, row + 1, worker);
+      store_n(job.beta + row, sigmoid(load_n(job.beta_logits + row, 1)), 1);
+    }
+    kda_steps(job.steps, head * blocks, (head + 1) * blocks, worker);
+    for (size_t t = 0; t < job.steps.num_tokens; ++t)
+      gated_norm(job.out_norm, t * heads + head, t * heads + head + 1, worker);
   }
 }
 

@@ -1,76 +1,20 @@
 #include "kernels.h"
 
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <stdexcept>
 #include <vector>
 
 namespace twoends {
 namespace {
 
-struct Free {
-  void operator()(float* p) const { std::free(p); }
-};
-using Scratch = std::unique_ptr<float, Free>;
-
-Scratch scratch_of(size_t floats) {
-  void* p = nullptr;
-  if (posix_memalign(&p, 64, (floats == 0 ? 1 : floats) * sizeof(float)) != 0) throw std::bad_alloc();
-  return Scratch(static_cast<float*>(p));
-}
-
-size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
-size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-size_t larger(size_t a, size_t b) { return a < b ? b : a; }
 size_t vectors(size_t size) { return ceil_div(size, 16); }
-size_t padded_cols(size_t cols) { return ceil_div(cols, 32) * 32; }
 
 // Bounds the memory for scores: floats per worker, reached at a context of a hundred thousand positions.
 constexpr size_t kScoreFloats = size_t(1) << 20;
-// Packed rows that are decoded for many inputs, per worker (engine/layout.py counts them).
-constexpr size_t kUnpackedBytes = 256 * 1024, kLeastUnpackedRows = 4, kMostUnpackedRows = 16;
 
 }  // namespace
 
 Kernels::Kernels(const std::string& isa, size_t threads) : table_(table_of(isa)), pool_(threads) {
   if (threads == 0) throw std::invalid_argument("at least one thread");
-}
-
-template <class Job>
-void Kernels::run(Kernel<Job> kernel, Job& job, size_t pieces, size_t work, size_t multiple) {
-  const PlainFloats floats;
-  const size_t threads = pool_.threads();
-  if (threads == 1 || is_small(work)) {
-    kernel(job, 0, pieces, 0);
-    return;
-  }
-  struct Context {
-    Kernel<Job> kernel;
-    Job* job;
-  } context = {kernel, &job};
-  const auto call = [](void* c, size_t begin, size_t end, size_t worker) {
-    const Context& self = *static_cast<Context*>(c);
-    self.kernel(*self.job, begin, end, worker);
-  };
-  // Eight runs a thread, so that one on a busy core holds up little; but none too small to be worth taking.
-  const size_t runs = smaller(threads * 8, work / (kSmallWork / 4));
-  pool_.run(call, &context, pieces, ceil_div(ceil_div(pieces, runs), multiple) * multiple);
-}
-
-void Kernels::matmul(const Weights& w, const float* x, size_t num_x, float* out, size_t out_stride) {
-  if (w.rows == 0 || num_x == 0) return;
-  const Scratch split = scratch_of(num_x * padded_cols(w.cols));
-  table_.split(x, num_x, w.cols, split.get());
-  MatmulJob job = {w, split.get(), num_x, out, out_stride, 0};
-  Scratch unpacked;
-  // No instruction set multiplies fewer than two inputs at once; more may need whole rows decoded.
-  if (w.packed != nullptr && num_x > 2) {
-    job.unpacked_rows = larger(kLeastUnpackedRows, smaller(kMostUnpackedRows, kUnpackedBytes / (w.cols * 2)));
-    unpacked = scratch_of(pool_.threads() * ceil_div(job.unpacked_rows * w.cols * 2, sizeof(float)));
-    job.unpacked = (uint8_t*)unpacked.get();
-  }
-  run(table_.matmul, job, w.rows, w.rows * w.cols * num_x, 16);
 }
 
 void Kernels::rms_norm(NormJob job, size_t size) {
@@ -93,13 +37,26 @@ void Kernels::kda_decay(DecayJob job, size_t pieces) {
   run(table_.kda_decay, job, pieces, elementary(pieces * job.key_dim));
 }
 
-void Kernels::kda_steps(KdaJob job) {
+Scratch Kernels::choose_block(KdaJob& job) const {
   // One token streams whole state rows; many tokens keep a narrow block of the state in the first-level cache.
   job.block = job.num_tokens == 1 ? 128 : 64;
-  const Scratch scratch = scratch_of(job.num_tokens == 1 ? 0 : pool_.threads() * job.key_dim * job.block);
+  Scratch scratch = scratch_of(job.num_tokens == 1 ? 0 : pool_.threads() * job.key_dim * job.block);
   job.scratch = job.num_tokens == 1 ? nullptr : scratch.get();
+  return scratch;
+}
+
+void Kernels::kda_steps(KdaJob job) {
+  const Scratch scratch = choose_block(job);
   const size_t pieces = job.heads * ceil_div(job.value_dim, job.block);
   run(table_.kda_steps, job, pieces, job.num_tokens * job.heads * job.key_dim * job.value_dim * 4);
+}
+
+void Kernels::kda_mix(KdaMixJob job) {
+  const KdaJob& steps = job.steps;
+  const size_t size = steps.num_tokens * steps.heads * steps.key_dim;
+  if (size == 0) return;
+  const Scratch scratch = choose_block(job.steps);
+  run(table_.kda_mix, job, steps.heads, elementary(4 * size) + size * steps.value_dim * 4);
 }
 
 void Kernels::mla_heads(MlaJob job) {

@@ -75,6 +75,15 @@ inline void glu(GluJob& job, size_t begin, size_t end, size_t) {
   }
 }
 
+inline void glu_rows(GluRowsJob& job, size_t begin, size_t end, size_t worker) {
+  for (size_t row = begin; row < end; ++row) {
+    GluJob one = job.glu;
+    one.gate += row * job.dim, one.up += row * job.dim, one.out += row * job.dim, one.size = job.dim;
+    glu(one, 0, (job.dim + kLanes - 1) / kLanes, worker);
+    split_row(one.out, job.dim, job.split + row * job.padded_dim);
+  }
+}
+
 inline void fma_each(FmaJob& job, size_t begin, size_t end, size_t) {
   for_vectors(job.size, begin, end, [&](size_t at, size_t n) {
     store_some(job.out + at, fma(load_some(job.a + at, n), load_some(job.b + at, n), load_some(job.c + at, n)), n);

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from twoends.kernels.composed import composed
 from twoends.kernels.ops import Ops
 from twoends.kernels.reference import attnres, elementary, kda, matmul, mla, moe, norm
 
 
 def reference_ops() -> Ops:
     """The numpy backend: slow, exact, and what every other backend must equal."""
-    return Ops(
+    return composed(
         backend="reference",
         matmul=matmul.matmul,
         rms_norm=norm.rms_norm,
