@@ -27,7 +27,6 @@ struct MatmulJob {
   size_t num_x;
   float* out;  // out[t * out_stride + row]
   size_t out_stride;
-  size_t ahead = 0;  // how far ahead of the rows at work to fetch, in bytes; 0 for the kernel's own choice
   uint8_t* unpacked = nullptr;  // packed only: room for unpacked_rows rows per worker
   size_t unpacked_rows = 0;
 };

@@ -17,7 +17,6 @@ struct ScaleTable {
   }
 };
 static constexpr ScaleTable kScales;
-constexpr size_t kLineBytes = 64;
 
 TWOENDS_INLINE f32x16 scale_of(uint8_t byte) {
   float s;
@@ -55,18 +54,17 @@ TWOENDS_INLINE void plain_step(const uint8_t* const (&w)[R], const float* x, siz
   half_step<R, T>(odd, x + kLanes, x_stride, acc);
 }
 
-// `ahead`: how far behind the rows at work lie the bytes that are fetched meanwhile, in the order of memory. The
-// rows of a block are far apart, which no hardware prefetcher follows; the matrix as a whole is one stream.
+// A block is R rows, `step` apart, against T inputs.
 template <class W, int R, int T>
-inline void plain_block(const MatmulJob& job, size_t row, size_t first_x, size_t ahead) {
+inline void plain_block(const MatmulJob& job, size_t row, size_t step, size_t first_x) {
   const size_t cols = job.w.cols, whole = cols / kGroup, x_stride = groups_of(cols) * kGroup;
   const size_t row_bytes = cols * W::element_bytes;
   const float* x = job.x_split + first_x * x_stride;
-  const uint8_t *w[R], *coming = job.w.data + row * row_bytes + ahead;
+  const uint8_t* w[R];
   f32x16 acc[R][T];
   TWOENDS_UNROLL
   for (int r = 0; r < R; ++r) {
-    w[r] = job.w.data + (row + r) * row_bytes;
+    w[r] = job.w.data + (row + r * step) * row_bytes;
     TWOENDS_UNROLL
     for (int t = 0; t < T; ++t) acc[r][t] = zero();
   }
@@ -74,9 +72,6 @@ inline void plain_block(const MatmulJob& job, size_t row, size_t first_x, size_t
     plain_step<W, R, T>(w, x + g * kGroup, x_stride, acc);
     TWOENDS_UNROLL
     for (int r = 0; r < R; ++r) w[r] += kGroup * W::element_bytes;
-    TWOENDS_UNROLL
-    for (size_t line = 0; line < R * kGroup * W::element_bytes; line += kLineBytes) prefetch(coming + line);
-    coming += R * kGroup * W::element_bytes;
   }
   if (cols % kGroup != 0) {
     for (int r = 0; r < R; ++r) {
@@ -90,8 +85,11 @@ inline void plain_block(const MatmulJob& job, size_t row, size_t first_x, size_t
     }
   }
   for (int t = 0; t < T; ++t)
-    for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r] = reduce(acc[r][t]);
+    for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r * step] = reduce(acc[r][t]);
 }
+
+// Decoding keeps the hardware from running far enough ahead of these streams; a kilobyte or two is enough.
+constexpr size_t kAhead = 2048;
 
 // MXFP4: p on the unscaled values, then one fma with the scale of the group.
 template <int R, int T>
@@ -112,15 +110,15 @@ TWOENDS_INLINE void mxfp4_step(const uint8_t* const (&w)[R], const uint8_t* cons
 }
 
 template <int R, int T>
-inline void mxfp4_block(const MatmulJob& job, size_t row, size_t first_x, size_t ahead) {
+inline void mxfp4_block(const MatmulJob& job, size_t row, size_t step, size_t first_x) {
   const size_t groups = job.w.cols / kGroup, x_stride = job.w.cols;
   const float* x = job.x_split + first_x * x_stride;
-  const uint8_t *w[R], *scale[R], *coming = job.w.data + row * groups * kLanes + ahead;
+  const uint8_t *w[R], *scale[R];
   f32x16 acc[R][T];
   TWOENDS_UNROLL
   for (int r = 0; r < R; ++r) {
-    w[r] = job.w.data + (row + r) * groups * kLanes;
-    scale[r] = job.w.scale + (row + r) * groups;
+    w[r] = job.w.data + (row + r * step) * groups * kLanes;
+    scale[r] = job.w.scale + (row + r * step) * groups;
     TWOENDS_UNROLL
     for (int t = 0; t < T; ++t) acc[r][t] = zero();
   }
@@ -129,37 +127,34 @@ inline void mxfp4_block(const MatmulJob& job, size_t row, size_t first_x, size_t
     TWOENDS_UNROLL
     for (int u = 0; u < 4; ++u) mxfp4_step<R, T>(w, scale, g + u, x, x_stride, acc);
     TWOENDS_UNROLL
-    for (int r = 0; r < R; ++r) prefetch(coming + r * kLineBytes);
-    coming += R * kLineBytes;
+    for (int r = 0; r < R; ++r) prefetch(w[r] + g * kLanes + kAhead);
   }
   for (; g < groups; ++g) mxfp4_step<R, T>(w, scale, g, x, x_stride, acc);
   for (int t = 0; t < T; ++t)
-    for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r] = reduce(acc[r][t]);
+    for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r * step] = reduce(acc[r][t]);
 }
 
 // How many rows are met with T inputs at once: as many sums as the registers hold, and enough of them to hide
-// the latency of fma. `inputs` is the most inputs at once. `ahead` was
-// chosen by measurement: more than the matrix rows of one block, less than the second-level cache.
+// the latency of fma. `inputs` is the most inputs at once.
 struct PlainBf16 {
   template <int R, int T>
-  static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
-    plain_block<Bf16, R, T>(job, row, x, ahead);
+  static void block(const MatmulJob& job, size_t row, size_t step, size_t x) {
+    plain_block<Bf16, R, T>(job, row, step, x);
   }
 #if defined(TWOENDS_USE_AVX512)
   static constexpr int inputs = 5;
-  static constexpr int rows(int T) { return T == 1 ? 8 : 4; }
+  static constexpr int rows(int) { return 4; }
 #else
   static constexpr int inputs = 2;
   static constexpr int rows(int T) { return T == 1 ? 4 : 2; }
 #endif
-  static constexpr size_t ahead = 65536;
 };
 
 constexpr size_t kChunkUnits = 8;
 
 // Rows in packed form, kChunkUnits units of each at a time: what is decoded is multiplied from the first-level cache.
 template <int R, int T>
-inline void packed_block(const MatmulJob& job, size_t row, size_t first_x, size_t) {
+inline void packed_block(const MatmulJob& job, size_t row, size_t step, size_t first_x) {
   const PackedBlock& block = *job.w.packed;
   const size_t cols = block.cols, whole = cols / kGroup, x_stride = groups_of(cols) * kGroup;
   const float* x = job.x_split + first_x * x_stride;
@@ -169,15 +164,14 @@ inline void packed_block(const MatmulJob& job, size_t row, size_t first_x, size_
   f32x16 acc[R][T];
   TWOENDS_UNROLL
   for (int r = 0; r < R; ++r) {
-    escapes[r] = block.first_escape(row + r);
+    escapes[r] = block.first_escape(row + r * step);
     TWOENDS_UNROLL
     for (int t = 0; t < T; ++t) acc[r][t] = zero();
   }
   for (size_t unit = 0; unit < block.units; unit += kChunkUnits) {
     const size_t end = smaller(unit + kChunkUnits, block.units);
     for (int r = 0; r < R; ++r) {
-      decode(block, row + r, unit, end, escapes[r], words[r]);
-      fetch_units(block, row + R + r, unit, end);
+      decode(block, row + r * step, unit, end, escapes[r], words[r]);
     }
     const uint8_t* w[R];
     TWOENDS_UNROLL
@@ -199,38 +193,36 @@ inline void packed_block(const MatmulJob& job, size_t row, size_t first_x, size_
     }
   }
   for (int t = 0; t < T; ++t)
-    for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r] = reduce(acc[r][t]);
+    for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r * step] = reduce(acc[r][t]);
 }
 
 struct PackedBf16 {
   template <int R, int T>
-  static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
-    packed_block<R, T>(job, row, x, ahead);
+  static void block(const MatmulJob& job, size_t row, size_t step, size_t x) {
+    packed_block<R, T>(job, row, step, x);
   }
   static constexpr int inputs = PlainBf16::inputs;
   // Four rows of 512 columns were faster than eight, and than 1,024 columns: decoding hides the latency of fma.
   static constexpr int rows(int T) { return T == 1 ? 4 : PlainBf16::rows(T); }
-  static constexpr size_t ahead = 0;
 };
 
 struct PlainF32 {
   template <int R, int T>
-  static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
-    plain_block<F32, R, T>(job, row, x, ahead);
+  static void block(const MatmulJob& job, size_t row, size_t step, size_t x) {
+    plain_block<F32, R, T>(job, row, step, x);
   }
 #if defined(TWOENDS_USE_AVX512)
   static constexpr int inputs = 5;
-  static constexpr int rows(int T) { return T == 1 ? 8 : 4; }
+  static constexpr int rows(int) { return 4; }
 #else
   static constexpr int inputs = 2;
   static constexpr int rows(int T) { return T == 1 ? 4 : 2; }
 #endif
-  static constexpr size_t ahead = 65536;
 };
 struct Packed {
   template <int R, int T>
-  static void block(const MatmulJob& job, size_t row, size_t x, size_t ahead) {
-    mxfp4_block<R, T>(job, row, x, ahead);
+  static void block(const MatmulJob& job, size_t row, size_t step, size_t x) {
+    mxfp4_block<R, T>(job, row, step, x);
   }
 #if defined(TWOENDS_USE_AVX512)
   static constexpr int inputs = 8;
@@ -239,28 +231,34 @@ struct Packed {
   static constexpr int inputs = 3;
   static constexpr int rows(int T) { return T == 1 ? 2 : 1; }
 #endif
-  static constexpr size_t ahead = 16384;
 };
+constexpr size_t kWideCols = 4096;
 // Rows that stay in the cache while all inputs pass by.
 constexpr size_t kStripeRows = 16;
 
-// T inputs (at most K::inputs) against rows begin .. end - 1.
+// T inputs (at most K::inputs) against rows begin .. end - 1. The rows of a block are one R-th of the run apart:
+// so the bytes come as R long streams, which the hardware fetches ahead of us; rows side by side it would not.
 template <class K, int R, int T>
-inline void sweep(const MatmulJob& job, size_t begin, size_t end, size_t x, size_t ahead) {
-  size_t row = begin;
-  for (; row + R <= end; row += R) K::template block<R, T>(job, row, x, ahead);
-  for (; row < end; ++row) K::template block<1, T>(job, row, x, ahead);
+inline void sweep(const MatmulJob& job, size_t begin, size_t end, size_t x) {
+  const size_t step = (end - begin) / R;
+  for (size_t i = 0; i < step; ++i) K::template block<R, T>(job, begin + i, step, x);
+  for (size_t row = begin + step * R; row < end; ++row) K::template block<1, T>(job, row, 1, x);
 }
 
 template <class K, int T>
-inline void sweep_inputs(const MatmulJob& job, size_t begin, size_t end, size_t x, size_t count, size_t ahead) {
-  if (count == (size_t)T)
-    sweep<K, K::rows(T), T>(job, begin, end, x, ahead);
-  else if constexpr (T > 1)
-    sweep_inputs<K, T - 1>(job, begin, end, x, count, ahead);
+inline void sweep_inputs(const MatmulJob& job, size_t begin, size_t end, size_t x, size_t count) {
+  if (count == (size_t)T) {
+    if constexpr (T == 1) {
+      // One input that fills the first-level cache by itself is better met by more rows at once.
+      if (job.w.cols >= kWideCols) return sweep<K, 2 * K::rows(1), 1>(job, begin, end, x);
+    }
+    sweep<K, K::rows(T), T>(job, begin, end, x);
+  } else if constexpr (T > 1) {
+    sweep_inputs<K, T - 1>(job, begin, end, x, count);
+  }
 }
 
-// The inputs are divided evenly among as few passes over a stripe as there can be; the first pass fetches.
+// The inputs are divided evenly among as few passes over a stripe as there can be.
 template <class K>
 inline void matmul_rows(const MatmulJob& job, size_t begin, size_t end) {
   const size_t passes = (job.num_x + K::inputs - 1) / K::inputs;
@@ -269,8 +267,7 @@ inline void matmul_rows(const MatmulJob& job, size_t begin, size_t end) {
     const size_t last = smaller(first + stripe, end);
     for (size_t pass = 0, x = 0; pass < passes; ++pass) {
       const size_t left = passes - pass, count = (job.num_x - x + left - 1) / left;
-      const size_t ahead = job.ahead != 0 ? job.ahead : K::ahead;
-      sweep_inputs<K, K::inputs>(job, first, last, x, count, pass == 0 ? ahead : 0);
+      sweep_inputs<K, K::inputs>(job, first, last, x, count);
       x += count;
     }
   }

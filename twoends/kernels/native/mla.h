@@ -38,6 +38,8 @@ struct MlaScratch {
 inline size_t mla_scratch(const MlaJob& job) { return MlaScratch(job, 0).floats; }
 
 // acc[t] (split) += over D nope rows in order of row * q[t][d], for the group of columns whose bytes start at w.
+constexpr size_t kLineBytes = 64;
+
 template <class W, int D>
 TWOENDS_INLINE void absorb_group(const uint8_t* const (&w)[D], const float* q, size_t q_stride, size_t rows,
                                  float* acc, size_t acc_stride) {
@@ -177,7 +179,7 @@ inline void mla_queries(const MlaJob& job, const MlaScratch& m, size_t head, siz
   }
   const size_t queries = num_heads * num_rows, seen = job.start + row + num_rows;
   const Weights cache = {Format::f32, (const uint8_t*)job.cache, nullptr, seen, job.cache_dim};
-  matmul(MatmulJob{cache, m.query_split, queries, m.scores, m.scores_stride, 0}, 0, seen);
+  matmul(MatmulJob{cache, m.query_split, queries, m.scores, m.scores_stride}, 0, seen);
 }
 
 // The weighted sum of the cache for each query, times the inverse of the sum of its weights; split.
@@ -216,9 +218,8 @@ inline void mla_tile(const MlaJob& job, const MlaScratch& m, size_t head, size_t
     const uint8_t* values = job.w.data + (head + h) * head_bytes + job.nope_dim * row_bytes;
     const Weights w = {job.w.format, values, nullptr, job.value_dim, latent};
     float* out = job.out + row * out_stride + (job.first_head + head + h) * job.value_dim;
-    matmul(MatmulJob{w, m.context_split + h * num_rows * m.context_stride, num_rows, out, out_stride,
-                     head_bytes},
-           0, job.value_dim);
+    matmul(MatmulJob{w, m.context_split + h * num_rows * m.context_stride, num_rows, out, out_stride}, 0,
+           job.value_dim);
   }
 }
 
