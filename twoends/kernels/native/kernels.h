@@ -102,8 +102,8 @@ void Kernels::run(Kernel<Job> kernel, Job& job, size_t pieces, size_t work, size
     const Context& self = *static_cast<Context*>(c);
     self.kernel(*self.job, begin, end, worker);
   };
-  // Eight runs a thread, so that one on a busy core holds up little; but none too small to be worth taking.
-  const size_t runs = smaller(threads * 8, work / (kSmallWork / 4));
+  // No run is too small to be worth taking.
+  const size_t runs = work / (kSmallWork / 4);
   pool_.run(call, &context, pieces, ceil_div(ceil_div(pieces, runs), multiple) * multiple);
 }
 

@@ -19,8 +19,8 @@ namespace twoends {
 namespace {
 
 // How long an idle worker watches for the next job before it sleeps: the gap between two operations of one
-// token is a few microseconds, a wake-up costs about fifty.
-constexpr auto kSpin = std::chrono::microseconds(50);
+// token is some tens of microseconds, and a wake-up costs about fifty, more in a virtual machine.
+constexpr auto kSpin = std::chrono::microseconds(200);
 
 void relax() {
 #if defined(TWOENDS_X86)
@@ -109,12 +109,17 @@ void Pool::run(Function function, void* context, size_t count, size_t grain) {
   }
 }
 
+// Runs grow shorter towards the end: long ones stream well, and nobody waits long for the last.
 void Pool::take_pieces(State& state, size_t worker) {
-  for (;;) {
-    const size_t begin = state.next.fetch_add(state.grain);
-    if (begin >= state.count) return;
-    const size_t end = begin + state.grain < state.count ? begin + state.grain : state.count;
+  const size_t shares = 4 * (state.workers.size() + 1);
+  size_t begin = state.next;
+  while (begin < state.count) {
+    const size_t left = state.count - begin, share = left / shares / state.grain * state.grain;
+    const size_t run = share > state.grain ? share : state.grain;
+    const size_t end = run < left ? begin + run : state.count;
+    if (!state.next.compare_exchange_weak(begin, end)) continue;
     state.function(state.context, begin, end, worker);
+    begin = state.next;
   }
 }
 

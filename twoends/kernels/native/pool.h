@@ -14,7 +14,8 @@ class Pool {
 
   size_t threads() const;
 
-  // function(context, begin, end, worker) over all of 0 .. count - 1 in runs of `grain`; returns when all is done.
+  // function(context, begin, end, worker) over all of 0 .. count - 1 in runs of at least
+  // `grain`, and multiples of it; returns when all is done.
   // Calls from several threads wait for one another.
   using Function = void (*)(void* context, size_t begin, size_t end, size_t worker);
   void run(Function function, void* context, size_t count, size_t grain);
