@@ -52,6 +52,11 @@ class ExpertSlots:
         self._slots: list[_Slot | None] = [None] * num_slots
         self._where: dict[Key, int] = {}
         self._busy: set[int] = set()
+        # Reads begun since the last `submit`.
+        self._begun: list[Read] = []
+        self._places = _Places(index)
+        # What a slot's bytes mean depends on where in a page an expert begins: kept, it is mostly the same.
+        self._views: list[tuple[tuple[int, ...], ExpertWeights] | None] = [None] * num_slots
 
     @property
     def num_bytes(self) -> int:
@@ -67,7 +72,7 @@ class ExpertSlots:
         return key in self._where
 
     def begin(self, key: Key) -> tuple[int, bool] | None:
-        """(slot, hit) with the slot busy, its read under way on a miss; None if every slot is busy."""
+        """(slot, hit) with the slot busy, its read begun on a miss; None if every slot is busy."""
         slot = self._where.get(key)
         if slot is not None:
             self._busy.add(slot)
@@ -81,6 +86,12 @@ class ExpertSlots:
         self._where[key] = slot
         self._busy.add(slot)
         return slot, False
+
+    def submit(self) -> None:
+        """Hands over the reads that were begun, together."""
+        if self._begun:
+            self._reader.submit_all(self._begun, demand=True)
+            self._begun = []
 
     def is_here(self, slot: int) -> bool:
         """Whether `ready` would not wait."""
@@ -128,48 +139,43 @@ class ExpertSlots:
             self._slab.bytes_[slot * self._stride : (slot + 1) * self._stride].fill(POISON)
 
     def _start_read(self, key: Key, slot: int) -> _Slot:
-        base = slot * self._stride
-        at = 0
+        base = at = slot * self._stride
         reads: list[Read] = []
         starts: list[int] = []
-        for path_id, offset, sizes in _runs(self._index, key):
+        for path_id, offset, sizes in self._places.runs(key):
             room = aligned_size(offset, sum(sizes))
-            assert at + room <= self._stride, "slot_bytes covers every expert"
-            view = self._slab.view(base + at, room)
+            assert at + room <= base + self._stride, "slot_bytes covers every expert"
+            view = self._slab.view(at, room)
             read = Read(path_id=path_id, offset=offset, num_bytes=sum(sizes), buffer=view, kind="experts")
-            self._reader.submit(read, demand=True)
             reads.append(read)
-            begin = base + at + read.head
+            begin = at + read.head
             for size in sizes:
                 starts.append(begin)
                 begin += size
             at += room
-        return _Slot(key, reads, self._weights(starts))
+        self._begun += reads
+        return _Slot(key, reads, self._weights(slot, tuple(starts)))
 
-    def _weights(self, starts: list[int]) -> ExpertWeights:
+    def _weights(self, slot: int, starts: tuple[int, ...]) -> ExpertWeights:
+        kept = self._views[slot]
+        if kept is None or kept[0] != starts:
+            kept = self._views[slot] = (starts, self._weights_at(starts))
+        return kept[1]
+
+    def _weights_at(self, starts: tuple[int, ...]) -> ExpertWeights:
         parts = self._index.expert_parts
         data = [self._slab.bytes_[s : s + part.nbytes] for s, part in zip(starts, parts, strict=True)]
-        if self._index.expert_format == "mxfp4":
-            w1, w2, w3 = (
-                Matrix(
-                    format="mxfp4",
-                    rows=parts[i].shape[0],
-                    cols=parts[i].shape[1] * 2,
-                    data=data[i],
-                    scale=data[i + 1],
-                )
-                for i in (0, 2, 4)
+        step = len(parts) // 3
+        w1, w2, w3 = (
+            Matrix(
+                format=self._index.expert_format,
+                rows=parts[i].shape[0],
+                cols=parts[i].shape[1] * step,
+                data=data[i],
+                scale=data[i + 1] if step == 2 else None,
             )
-        else:
-            w1, w2, w3 = (
-                Matrix(
-                    format=self._index.expert_format,
-                    rows=parts[i].shape[0],
-                    cols=parts[i].shape[1],
-                    data=data[i],
-                )
-                for i in range(3)
-            )
+            for i in range(0, len(parts), step)
+        )
         return ExpertWeights(w1=w1, w2=w2, w3=w3)
 
 
@@ -217,13 +223,18 @@ class LayerExperts:
 
         Those that are here go first, all of them: a read must not evict what this pass still needs.
         """
-        here = [expert for expert in self._queue if self._slots.holds((self._layer, expert))]
-        for expert in here:
-            self._begin(expert)
-        missing = deque(expert for expert in self._queue if expert not in here)
+        if not self._queue:
+            return
+        missing: deque[int] = deque()
+        for expert in self._queue:
+            if self._slots.holds((self._layer, expert)):
+                self._begin(expert)
+            else:
+                missing.append(expert)
         while missing and self._begin(missing[0]):
             missing.popleft()
         self._queue = missing
+        self._slots.submit()
 
     def _begin(self, expert: int) -> bool:
         key = (self._layer, expert)
@@ -234,6 +245,31 @@ class LayerExperts:
         self._slots.count(key, hit=hit)
         (self._ready if hit else self._reading).append((expert, slot))
         return True
+
+
+class _Places:
+    """Where experts lie: as few contiguous runs as their parts make."""
+
+    def __init__(self, index: CheckpointIndex) -> None:
+        self._index = index
+        self._first_layer = index.config.num_dense_layers
+        offsets_LEP, sizes_P, joined_LEP = _places(index)
+        self._sizes = [int(size) for size in sizes_P]
+        self._is_one_LE: np.ndarray = np.all(joined_LEP, axis=-1)
+        self._offset_LE, self._path_LE = offsets_LEP[..., 0], index.tables.expert_path_LEP[..., 0]
+
+    def runs(self, key: Key) -> list[tuple[int, int, list[int]]]:
+        """The parts of an expert as (file, offset, part sizes), joined where they touch."""
+        cell = (key[0] - self._first_layer, key[1])
+        if self._is_one_LE[cell]:
+            return [(int(self._path_LE[cell]), int(self._offset_LE[cell]), self._sizes)]
+        runs: list[tuple[int, int, list[int]]] = []
+        for segment in self._index.expert(*key):
+            if runs and runs[-1][0] == segment.path_id and runs[-1][1] + sum(runs[-1][2]) == segment.offset:
+                runs[-1][2].append(segment.nbytes)
+            else:
+                runs.append((segment.path_id, segment.offset, [segment.nbytes]))
+        return runs
 
 
 def slot_bytes(index: CheckpointIndex) -> int:
@@ -264,14 +300,3 @@ def _places(index: CheckpointIndex) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     paths_LEP = index.tables.expert_path_LEP
     follows_LEP = offsets_LEP[..., :-1] + sizes_P[:-1] == offsets_LEP[..., 1:]
     return offsets_LEP, sizes_P, follows_LEP & (paths_LEP[..., :-1] == paths_LEP[..., 1:])
-
-
-def _runs(index: CheckpointIndex, key: Key) -> list[tuple[int, int, list[int]]]:
-    """The parts of an expert as (file, offset, part sizes), joined where they touch."""
-    runs: list[tuple[int, int, list[int]]] = []
-    for segment in index.expert(*key):
-        if runs and runs[-1][0] == segment.path_id and runs[-1][1] + sum(runs[-1][2]) == segment.offset:
-            runs[-1][2].append(segment.nbytes)
-        else:
-            runs.append((segment.path_id, segment.offset, [segment.nbytes]))
-    return runs

@@ -7,7 +7,7 @@ changes when bytes move, never which expert is used.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,8 @@ _FIRST_RANK_GAIN = 7.5
 _LAST_RANK_GAIN = 1.5
 _CYCLE_WEIGHT = np.float32(2.0)
 _TRANSIT_SLOTS = 2
+# More than one token needs of them, as a rule; to sort all slots would cost more than to find these.
+_FEW_LOSERS = 64
 
 
 class Policy(Protocol):
@@ -77,8 +79,8 @@ class Decayed:
     geometric mean asks for both: lately and often. What the last token chose gains by its gate rank.
     The odds made of this are the expert's value. A new expert takes the place of the lowest value of
     all, if that is lower than its own; a layer whose turn is far off counts less, since its experts
-    would hold their slots longer. The others pass through a few transit slots. Choosing costs one
-    look per layer, not per slot: each layer knows its lowest.
+    would hold their slots longer. The others pass through a few transit slots. All slots are looked at
+    once per layer and pass, in one sweep; each choice then takes the next of the order found.
     """
 
     name = "decayed"
@@ -93,11 +95,6 @@ class Decayed:
         self._fast_LE = np.full((num_layers, num_experts), 0, np.float32)
         self._slow_LE = np.full((num_layers, num_experts), 0, np.float32)
         self._value_LE = np.full((num_layers, num_experts), 0, np.float32)
-        self._slot_LE = np.full((num_layers, num_experts), -1, np.int32)
-        self._lowest_L = np.full(num_layers, np.inf, np.float32)
-        self._loser_L = np.zeros(num_layers, np.int64)
-        # Layers whose lowest was looked for while some of their slots were busy.
-        self._partly: set[int] = set()
         # Slots of a layer whose turn has just passed wait a whole cycle for it to come again.
         ahead_L = np.arange(num_layers, dtype=np.float32) / max(num_layers, 1)
         self._nearness_L = 1 / (_CYCLE_WEIGHT + ahead_L)
@@ -105,6 +102,12 @@ class Decayed:
         self._num_transit = 0 if all_fit else min(num_slots, _TRANSIT_SLOTS)
         self._transit = Lru(self._num_transit)
         self._free = list(range(num_slots - 1, self._num_transit - 1, -1))
+        # Which expert, layer * num_experts + expert, a kept slot holds; transit slots stay at -1.
+        self._owner_S = np.full(num_slots, -1, np.int64)
+        # Of the layer whose turn it is: slots to give up, the lowest first, and the one to be looked at next.
+        self._turn = -1
+        self._losers: Iterator[tuple[float, int]] = iter(())
+        self._next_loser: tuple[float, int] | None = None
 
     @property
     def popularity_LE(self) -> F32:
@@ -132,10 +135,7 @@ class Decayed:
             self._first_gain, _LAST_RANK_GAIN, ids_TS.shape[1], dtype=np.float32
         )
         self._value_LE[at] = odds_E / (1 + odds_E)
-        self._partly.add(at)
-        for seen in self._partly:
-            self._find_lowest(seen, _never)
-        self._partly.clear()
+        self._turn = -1
 
     def touch(self, key: Key, slot: int) -> None:
         """Keeps the transit slots in order of use; the others go by value."""
@@ -145,55 +145,37 @@ class Decayed:
     def place(self, key: Key, is_busy: Callable[[int], bool]) -> int | None:
         """A free slot, else the lowest-valued one if `key` is worth more, else a transit slot."""
         at = key[0] - self._first_layer
-        if self._free:
-            return self._keep(at, key[1], self._free.pop())
-        self._look_again(at, is_busy)
-        loser = self._loser(at, key[1])
-        # What another layer has lowest may have come into use since it was looked at.
-        while loser is not None and is_busy(int(self._slot_LE[loser, self._loser_L[loser]])):
-            self._look_again(loser, is_busy)
-            loser = self._loser(at, key[1])
-        if loser is None:
+        slot = self._free.pop() if self._free else self._loser(at, key[1], is_busy)
+        if slot is None:
             return self._transit.place(key, is_busy)
-        expert = int(self._loser_L[loser])
-        slot = int(self._slot_LE[loser, expert])
-        self._slot_LE[loser, expert] = -1
-        self._look_again(loser, is_busy)
-        return self._keep(at, key[1], slot)
-
-    def _loser(self, at: int, expert: int) -> int | None:
-        """The layer whose lowest expert is worth no more than this one; None if there is none."""
-        if not self._lowest_L.size:
-            return None
-        # Layer `at` itself comes last: its turn is now, and again after all the others.
-        value_L = self._lowest_L * np.roll(self._nearness_L, at + 1)
-        loser = int(value_L.argmin())
-        return loser if value_L[loser] <= self._value_LE[at, expert] * self._nearness_L[-1] else None
-
-    def _keep(self, at: int, expert: int, slot: int) -> int:
-        self._slot_LE[at, expert] = slot
-        self._partly.add(at)
+        self._owner_S[slot] = at * self._value_LE.shape[1] + key[1]
         return slot
 
-    def _look_again(self, at: int, is_busy: Callable[[int], bool]) -> None:
-        """The layer's lowest among what is not busy now; `observe` looks again when nothing is."""
-        self._find_lowest(at, is_busy)
-        self._partly.add(at)
+    def _loser(self, at: int, expert: int, is_busy: Callable[[int], bool]) -> int | None:
+        """The next slot that is worth no more than this expert and not busy; None if there is none."""
+        if self._turn != at:
+            self._turn = at
+            self._losers = self._in_order(at)
+            self._next_loser = next(self._losers, None)
+        # Layer `at` itself comes last: its turn is now, and again after all the others.
+        worth = float(self._value_LE[at, expert] * self._nearness_L[-1])
+        while self._next_loser is not None and self._next_loser[0] <= worth:
+            slot = self._next_loser[1]
+            self._next_loser = next(self._losers, None)
+            if not is_busy(slot):
+                return slot
+        return None
 
-    def _find_lowest(self, at: int, is_busy: Callable[[int], bool]) -> None:
-        """The layer's lowest-valued kept expert that is not busy; infinity where it keeps none."""
-        slots_E = self._slot_LE[at]
-        value_E = np.where(slots_E >= 0, self._value_LE[at], np.float32(np.inf))
-        while True:
-            expert = int(value_E.argmin())
-            if not np.isfinite(value_E[expert]) or not is_busy(int(slots_E[expert])):
-                break
-            value_E[expert] = np.inf
-        self._lowest_L[at], self._loser_L[at] = value_E[expert], expert
-
-
-def _never(slot: int) -> bool:
-    return False
+    def _in_order(self, at: int) -> Iterator[tuple[float, int]]:
+        """Value and number of every kept slot, lowest value first, as they are at this layer's turn."""
+        owners_K = self._owner_S[self._num_transit :]
+        nearness_L = np.roll(self._nearness_L, at + 1)
+        value_K = self._value_LE.reshape(-1)[owners_K] * nearness_L[owners_K // self._value_LE.shape[1]]
+        few = min(_FEW_LOSERS, value_K.size)
+        order_K = np.argpartition(value_K, few - 1) if few < value_K.size else np.arange(few)
+        for part in (order_K[:few], order_K[few:]):
+            sorted_K = part[np.argsort(value_K[part], kind="stable")]
+            yield from zip(value_K[sorted_K].tolist(), (sorted_K + self._num_transit).tolist(), strict=True)
 
 
 def make_policy(

@@ -101,12 +101,19 @@ class Reader:
 
     def submit(self, read: Read, *, demand: bool) -> None:
         """Queues a read; demand reads go before all read-ahead."""
-        size = len(read.buffer)
-        # What is checked is checked whole, so it is read as one.
-        piece = self._piece_bytes if read.check is None else size
-        pieces = [(read, at, min(piece, size - at)) for at in range(0, size, piece)]
-        read.pending = len(pieces)
-        self._count(read, size, len(pieces))
+        self.submit_all([read], demand=demand)
+
+    def submit_all(self, reads: list[Read], *, demand: bool) -> None:
+        """Queues reads in their order."""
+        pieces: list[tuple[Read, int, int]] = []
+        for read in reads:
+            size = len(read.buffer)
+            # What is checked is checked whole, so it is read as one.
+            piece = self._piece_bytes if read.check is None else size
+            of_read = [(read, at, min(piece, size - at)) for at in range(0, size, piece)]
+            read.pending = len(of_read)
+            self._count(read, size, len(of_read))
+            pieces += of_read
         with self._lock:
             (self._demand if demand else self._ahead).extend(pieces)
             self._work.notify(len(pieces))
