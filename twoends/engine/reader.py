@@ -39,7 +39,18 @@ class ReadShape:
 class Read:
     """One contiguous range of a file on its way into `buffer`; done when `pending` is 0."""
 
-    __slots__ = ("buffer", "check", "error", "head", "kind", "needed", "offset", "path_id", "pending")
+    __slots__ = (
+        "awaited",
+        "buffer",
+        "check",
+        "error",
+        "head",
+        "kind",
+        "needed",
+        "offset",
+        "path_id",
+        "pending",
+    )
 
     def __init__(
         self,
@@ -63,6 +74,7 @@ class Read:
         self.kind = kind
         self.check = check
         self.pending = 0
+        self.awaited = False
         self.error: BaseException | None = None
 
 
@@ -123,6 +135,7 @@ class Reader:
         if read.pending:
             began = time.perf_counter()
             with self._lock:
+                read.awaited = True
                 while read.pending and not self._closed:
                     self._done.wait()
                 if read.pending:
@@ -189,7 +202,8 @@ class Reader:
         """The lock is held; `wait` may look without it, and must never take failed bytes for good ones."""
         read.error = read.error or error
         read.pending -= 1
-        if not read.pending:
+        # Nobody is woken for what nobody waits for: waking costs more than a small read.
+        if not read.pending and read.awaited:
             self._done.notify_all()
 
     def _begin_active(self) -> None:
