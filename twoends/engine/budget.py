@@ -213,7 +213,7 @@ def _share_out(
         if slot:
             extra = min(left // (2 * slot), config.experts_per_token)
             slots, left = slots + extra, left - align_up(extra * slot)
-        wider = max(min(left // 2, _WIDE_WINDOW_BYTES - floor_window), 0) // PAGE * PAGE
+        wider = max(min(left // 8, _WIDE_WINDOW_BYTES - floor_window), 0) // PAGE * PAGE
         window, left = floor_window + wider, left - wider
         panel = min(max(window // 8, _MIN_PANEL_BYTES), _MAX_PANEL_BYTES)
         entries = trunk_entries(config, index, panel_bytes=panel)
