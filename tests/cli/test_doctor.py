@@ -43,7 +43,7 @@ def test_the_last_line_is_the_next_command(twoends):
 
 def test_every_operation_is_listed(twoends):
     found = json.loads(twoends("doctor", "--kernels", "reference", "--json").out)
-    assert len(found["kernels"]["operations"]) == 15
+    assert len(found["kernels"]["operations"]) == 18
     assert set(found["kernels"]["operations"].values()) == {"reference"}
 
 
