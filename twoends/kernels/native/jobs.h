@@ -27,8 +27,8 @@ struct MatmulJob {
   size_t num_x;
   float* out;  // out[t * out_stride + row]
   size_t out_stride;
-  uint8_t* unpacked = nullptr;  // packed only: room for unpacked_rows rows per worker
-  size_t unpacked_rows = 0;
+  uint8_t* lists = nullptr;  // packed only: `room` bytes per worker, for lists and then unpacked_rows rows
+  size_t room = 0, unpacked_rows = 0;
 };
 
 // Piece: one row of the products taken together; job i has the rows first[i] .. first[i + 1] - 1, the last of
@@ -39,10 +39,13 @@ struct ProductsJob {
   size_t count;
 };
 
-// Piece: one row; out[row * cols] as bf16.
+// Packed rows that are multiplied at once, at most.
+constexpr size_t kPackedRows = 4;
+
+// Piece: one row; out[row * cols] as bf16. `lists` holds block->lists_bytes(1) per worker.
 struct UnpackJob {
   const PackedBlock* block;
-  uint8_t* out;
+  uint8_t *out, *lists;
 };
 
 // Piece: one row of `dim` elements.

@@ -64,7 +64,8 @@ void Kernels::mla_heads(MlaJob job) {
   Scratch unpacked;
   if (job.w.packed != nullptr) {
     unpacked = scratch_of(ceil_div(job.w.rows * job.w.cols, 2));
-    UnpackJob unpack = {job.w.packed, (uint8_t*)unpacked.get()};
+    const Scratch lists = scratch_of(pool_.threads() * job.w.packed->lists_bytes(1) / sizeof(float));
+    UnpackJob unpack = {job.w.packed, (uint8_t*)unpacked.get(), (uint8_t*)lists.get()};
     run(table_.unpack, unpack, job.w.rows, job.w.rows * job.w.cols);
     job.w = {Format::bf16, unpack.out, nullptr, job.w.rows, job.w.cols};
   }
