@@ -168,13 +168,12 @@ struct Decoder {
   }
 };
 
-// What the same units of a later row will need, on its way to the second-level cache.
-inline void fetch_units(const PackedBlock& block, size_t row, size_t begin, size_t end) {
-  if (row >= block.rows) return;
-  const PackedLevel& level = block.levels[0];
-  const size_t first = row * block.units + begin, unit_codes = 8 * (size_t)level.bits;
-  for (size_t unit = 0; unit < end - begin; ++unit) prefetch(block.low + (first + unit) * kUnit);
-  for (size_t at = 0; at < (end - begin) * unit_codes; at += 64) prefetch(level.codes + first * unit_codes + at);
+// Fetches what lies `ahead` bytes behind `units` units that begin at unit `first` of the block.
+inline void fetch_units(const PackedBlock& block, size_t first, size_t units, size_t ahead) {
+  const size_t unit_codes = 8 * (size_t)block.levels[0].bits;
+  const uint8_t *low = block.low + first * kUnit + ahead, *codes = block.levels[0].codes + first * unit_codes;
+  for (size_t unit = 0; unit < units; ++unit) prefetch(low + unit * kUnit);
+  for (size_t at = 0; at < units * unit_codes; at += 64) prefetch(codes + ahead * unit_codes / kUnit + at);
 }
 
 // Rows begin .. end - 1 as bf16 rows without gaps; `lists` has room for block.lists_bytes(1).
