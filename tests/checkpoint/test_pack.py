@@ -301,8 +301,8 @@ def test_a_damaged_table_is_refused(pack):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"format": 1', '"format": 2', "format 2"),
-        ('"fixed"', '"huffman"', "code 'huffman'"),
+        ('"format": 2', '"format": 1', "format 1"),
+        ('"entropy"', '"huffman"', "code 'huffman'"),
         ('"num_blocks"', '"num_block"', "num_blocks is missing"),
         ('"format"', '"more": 1, "format"', "unknown field, more"),
         ("{", "", "can't be used"),

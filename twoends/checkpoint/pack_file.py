@@ -15,17 +15,18 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twoends.checkpoint.writer import write_text
 from twoends.errors import CheckpointError
+from twoends.kernels.pack_codec import Code
 
 MANIFEST = "pack.json"
 TABLE = "pack-blocks.bin"
-FORMAT = 1
+FORMAT = 2
 BORDER = 4096
 # Bytes of bf16 rows in a block: about 1 MB of the device when packed.
 BLOCK_BYTES = 1_400_000
@@ -39,6 +40,7 @@ Blocks = NDArray[np.void]
 class Manifest:
     """pack.json. `stripes` are the directories of the block files, in round-robin order."""
 
+    code: Code
     fingerprint: str
     source: Path
     source_relative: str
@@ -68,7 +70,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes pack.json whole or not at all. Raises DoesNotFit."""
     fields = {
         "format": FORMAT,
-        "code": "fixed",
+        "code": manifest.code,
         "fingerprint": manifest.fingerprint,
         "source": str(manifest.source),
         "source_relative": manifest.source_relative,
@@ -91,10 +93,12 @@ def read_manifest(directory: Path) -> Manifest:
         raise _bad_manifest(path, str(error)) from None
     if not isinstance(raw, dict):
         raise _bad_manifest(path, "it is not an object")
-    if (raw.get("format"), raw.get("code")) != (FORMAT, "fixed"):
+    if raw.get("format") != FORMAT or raw.get("code") not in get_args(Code):
         found = f"format {raw.get('format')!r}, code {raw.get('code')!r}"
-        raise _bad_manifest(path, f"{found}; this version reads format {FORMAT}, code 'fixed'")
+        codes = " or ".join(f"'{code}'" for code in get_args(Code))
+        raise _bad_manifest(path, f"{found}; this version reads format {FORMAT}, code {codes}")
     wanted: dict[str, type] = {
+        "code": str,
         "fingerprint": str,
         "source": str,
         "source_relative": str,
@@ -108,7 +112,7 @@ def read_manifest(directory: Path) -> Manifest:
     for name, kind in wanted.items():
         if not isinstance(raw.get(name), kind):
             raise _bad_manifest(path, f"the field {name} is missing or is no {kind.__name__}")
-    unknown = sorted(set(raw) - set(wanted) - {"format", "code"})
+    unknown = sorted(set(raw) - set(wanted) - {"format"})
     if unknown:
         raise _bad_manifest(path, f"it has an unknown field, {unknown[0]}")
     fields: dict[str, Any] = {name: raw[name] for name in wanted}

@@ -37,7 +37,7 @@ from twoends.checkpoint.pack_source import SourceBytes
 from twoends.errors import DoesNotFit, OptionError
 from twoends.kernels.checksum import checksum_function
 from twoends.kernels.ops import Bytes
-from twoends.kernels.pack_codec import pack_rows
+from twoends.kernels.pack_codec import Code, pack_rows
 from twoends.units import format_bytes
 
 _WORK = ".packing"
@@ -66,6 +66,7 @@ def write_pack(
     index: CheckpointIndex,
     directory: Path,
     *,
+    code: Code = "entropy",
     stripes: tuple[Path, ...] = (),
     block_bytes: int = BLOCK_BYTES,
     progress: Progress = lambda done_bytes, all_bytes: None,
@@ -75,14 +76,20 @@ def write_pack(
     Raises OptionError for places that hold something else, and DoesNotFit before anything is written
     when the disk has too little room, or when it fills: finished layers stay for the next call.
     """
-    return _Writer(index, directory, stripes, block_bytes).run(progress)
+    return _Writer(index, directory, code, stripes, block_bytes).run(progress)
 
 
 class _Writer:
     def __init__(
-        self, index: CheckpointIndex, directory: Path, stripes: tuple[Path, ...], block_bytes: int
+        self,
+        index: CheckpointIndex,
+        directory: Path,
+        code: Code,
+        stripes: tuple[Path, ...],
+        block_bytes: int,
     ) -> None:
         self._index, self._directory, self._block_bytes = index, directory, block_bytes
+        self._code = code
         self._stripes = stripes or (directory,)
         self._work = directory / _WORK
         self._checksum = checksum_function()
@@ -120,6 +127,7 @@ class _Writer:
         """Refuses places that hold anything but this very pack; removes what a killed run left."""
         identity = {
             "format": FORMAT,
+            "code": self._code,
             "fingerprint": self._index.fingerprint,
             "block_bytes": self._block_bytes,
             "stripes": [os.path.abspath(stripe) for stripe in self._stripes],
@@ -159,6 +167,7 @@ class _Writer:
             places = manifest.stripe_directories(self._directory)
             return {
                 "format": FORMAT,
+                "code": manifest.code,
                 "fingerprint": manifest.fingerprint,
                 "block_bytes": manifest.block_bytes,
                 "stripes": [os.path.abspath(place) for place in places],
@@ -223,7 +232,7 @@ class _Writer:
             files = [open(name, "wb", buffering=0) for name in temporary]  # noqa: SIM115
             try:
                 for i, plan in enumerate(plans):
-                    data, is_packed = encode_block(plan, source)
+                    data, is_packed = encode_block(plan, source, self._code)
                     # Layers begin at different stripes, or the first would hold every layer's small tensors.
                     stripe = (number + i) % len(files)
                     rows[i] = (ends[stripe], data.size, self._checksum(data.data), stripe, is_packed)
@@ -262,6 +271,7 @@ class _Writer:
         write_manifest(
             self._directory,
             Manifest(
+                code=self._code,
                 fingerprint=self._index.fingerprint,
                 source=source,
                 source_relative=os.path.relpath(source, home),
@@ -298,12 +308,12 @@ class _Writer:
         )
 
 
-def encode_block(plan: BlockPlan, source: SourceBytes) -> tuple[Bytes, bool]:
+def encode_block(plan: BlockPlan, source: SourceBytes, code: Code) -> tuple[Bytes, bool]:
     """The bytes of a block, and whether they are packed: only where that saves a page of reading."""
     data = source.read(plan)
     if not plan.is_matrix or plan.refs[0].dtype != "BF16":
         return data, False
-    packed = pack_rows(data.view("<u2").reshape(plan.rows, -1))
+    packed = pack_rows(data.view("<u2").reshape(plan.rows, -1), code=code)
     if packed is None or -(-packed.size // BORDER) >= -(-data.size // BORDER):
         return data, False
     return packed, True

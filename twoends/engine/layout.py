@@ -20,6 +20,9 @@ _MERGE_GAP_BYTES = 64 * 1024
 # As in native/kernels.cpp: packed rows that a thread decodes for many inputs.
 _UNPACKED_BYTES = 256 * 1024
 _LEAST_UNPACKED_ROWS = 4
+# As in native/packed_block.h: lists of five rows, in units of 64 columns and two more.
+_LISTS = 5
+_UNIT = 64
 _FORMATS: dict[str, Format] = {"BF16": "bf16", "F32": "f32"}
 
 
@@ -242,7 +245,8 @@ def pass_bytes(entries: tuple[Entry, ...]) -> int:
 
 
 def unpacking_bytes(index: CheckpointIndex, *, threads: int) -> int:
-    """What the kernels hold while they multiply packed blocks: a block of kv_b_proj, some rows per thread."""
+    """What the kernels hold while they multiply packed blocks: a block of kv_b_proj, some rows and the
+    exponents that they list per thread."""
     if index.pack is None:
         return 0
     widest = most_kv_b = 0
@@ -252,7 +256,8 @@ def unpacking_bytes(index: CheckpointIndex, *, threads: int) -> int:
                 widest = max(widest, run.plan.refs[0].shape[1])
             if run.plan.name == "kv_b_proj":
                 most_kv_b = max(most_kv_b, run.plan.rows_per_block * run.plan.refs[0].shape[1] * 2)
-    return most_kv_b + threads * max(_UNPACKED_BYTES, _LEAST_UNPACKED_ROWS * widest * 2)
+    lists = _LISTS * (-(-widest // _UNIT) + 2) * _UNIT
+    return most_kv_b + threads * (max(_UNPACKED_BYTES, _LEAST_UNPACKED_ROWS * widest * 2) + lists)
 
 
 def decoded_vectors(entries: tuple[Entry, ...]) -> list[int]:

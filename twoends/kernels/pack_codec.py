@@ -303,7 +303,7 @@ def _read_header(data: Bytes, rows: int, cols: int) -> _Form:
     found = _HEADER.unpack(data[: _HEADER.size].tobytes())
     magic, num_levels, widths, has_rows, has_cols, *lengths, markers, tables = found
     widths = tuple(widths[:num_levels])
-    if magic != MAGIC or widths not in _ALL_WIDTHS:
+    if magic != MAGIC or num_levels > _MOST_LEVELS or widths not in _ALL_WIDTHS:
         raise ValueError("these bytes are no packed block")
     if (has_rows, has_cols) != (rows, cols):
         raise ValueError(f"a packed block of {has_rows} x {has_cols} stands where {rows} x {cols} should be")
