@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from twoends.kernels.composed import composed
 from twoends.kernels.ops import Matrix, Ops
+from twoends.kernels.pack_scales import plain_scales
 from twoends.kernels.reference.lanes import decode
 from twoends.kernels.reference.matmul import E2M1, SCALES
 
@@ -49,7 +50,7 @@ def exact_values(matrix: Matrix) -> F64:
     assert matrix.scale is not None
     packed = matrix.data.reshape(matrix.rows, -1)
     codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(matrix.rows, matrix.cols)
-    scale = SCALES[matrix.scale.reshape(matrix.rows, -1)].astype(np.float64)
+    scale = SCALES[plain_scales(matrix.scale, rows=matrix.rows, groups=matrix.cols // 32)].astype(np.float64)
     return E2M1[codes].astype(np.float64) * np.repeat(scale, 32, axis=1)
 
 

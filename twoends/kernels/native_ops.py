@@ -12,7 +12,7 @@ from twoends.kernels.ops import F32, I32, ExpertWeights, Glu, KdaInputs, KdaOutp
 from twoends.kernels.reference.moe import not_finite_scores
 
 # Bumped with every change of what native/bind.cpp takes, so that an old build is never called in the new way.
-INTERFACE = 3
+INTERFACE = 4
 
 
 def native_ops(isa: str, threads: int) -> Ops:

@@ -29,7 +29,8 @@ class Matrix:
 
     `data` is one-dimensional uint8, contiguous, of any alignment: rows * cols * 2 bytes (bf16),
     * 4 (f32), or rows * cols / 2 (mxfp4, low nibble = even column). `scale` is uint8 of
-    rows * cols / 32 for mxfp4 and None otherwise. mxfp4 needs cols to be a multiple of 32.
+    rows * cols / 32 for mxfp4, or fewer as pack_scales.py lays them out, and None otherwise. mxfp4
+    needs cols to be a multiple of 32.
     packed: one block of bf16 rows as pack_codec.py lays it out; it stands for exactly those bf16 values.
     """
 

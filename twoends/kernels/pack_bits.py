@@ -51,6 +51,7 @@ def spread(squeezed: Bytes, bits: int) -> Bytes:
 
 # How the eight codes of a 64-bit word are pushed together, two, four and eight at a time.
 _FOLDS: dict[int, tuple[tuple[int, int], ...]] = {
+    1: ((7, 0x0003000300030003), (14, 0x0000000F0000000F), (28, 0x00000000000000FF)),
     2: ((6, 0x000F000F000F000F), (12, 0x000000FF000000FF), (24, 0x000000000000FFFF)),
     3: ((5, 0x003F003F003F003F), (10, 0x00000FFF00000FFF), (20, 0x0000000000FFFFFF)),
     4: ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)),

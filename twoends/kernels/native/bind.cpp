@@ -67,7 +67,11 @@ Weights weights_of(const std::string& format_name, const Bytes& data, const std:
   const size_t half_bytes = format == Format::f32 ? 8 : format == Format::bf16 ? 4 : 1;
   require(data.size() == rows * cols * half_bytes / 2, "the bytes do not match rows x cols");
   require(scale.has_value() == packed, "an mxfp4 matrix has scales, and no other has");
-  require(!packed || scale->size() == rows * cols / 32, "the scale bytes do not match rows x cols / 32");
+  if (packed && scale->size() != rows * cols / 32) {
+    require(open_scales(scale->data(), scale->size(), rows, cols / 32, block),
+            "the scale bytes are neither rows x cols / 32 nor a packed block of them");
+    return {format, data.data(), nullptr, rows, cols, nullptr, &block};
+  }
   return {format, data.data(), packed ? scale->data() : nullptr, rows, cols};
 }
 
@@ -321,7 +325,7 @@ uint32_t checksum(const Bytes& data) {
 
 NB_MODULE(_native, m) {
   using namespace twoends;
-  m.attr("INTERFACE") = 3;
+  m.attr("INTERFACE") = 4;
   // Kernels live as long as the process: what still holds them at its end is no leak.
   nb::set_leak_warnings(false);
   m.attr("BUILT_BY") = TWOENDS_BUILT_BY;

@@ -18,6 +18,7 @@ struct Weights {
   const uint8_t* scale;  // mxfp4 only
   size_t rows, cols;
   const PackedBlock* packed = nullptr;  // packed only
+  const PackedBlock* scales = nullptr;  // mxfp4 only, where its scales are packed; `scale` is then null
 };
 
 // Piece: one row of the matrix. `x_split` holds num_x inputs, each as groups of 16 even then 16 odd elements.
@@ -27,7 +28,7 @@ struct MatmulJob {
   size_t num_x;
   float* out;  // out[t * out_stride + row]
   size_t out_stride;
-  uint8_t* lists = nullptr;  // packed only: `room` bytes per worker, for lists and then unpacked_rows rows
+  uint8_t* lists = nullptr;  // packed only: `room` bytes per worker, for lists, then unpacked_rows rows or the scales of a strip
   size_t room = 0, unpacked_rows = 0;
 };
 

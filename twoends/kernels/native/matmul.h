@@ -305,11 +305,27 @@ inline void packed_rows(MatmulJob job, size_t begin, size_t end, size_t worker) 
   }
 }
 
+// MXFP4 rows whose scales are packed: a strip's are decoded, then its rows multiplied as if they had been plain.
+inline void packed_scale_rows(MatmulJob job, size_t begin, size_t end, size_t worker) {
+  const PackedBlock& block = *job.w.scales;
+  const size_t groups = job.w.cols / kGroup, strip = strip_rows(groups);
+  uint8_t *lists = job.lists + worker * job.room, *scale = lists + block.lists_bytes(1);
+  for (size_t first = begin; first < end;) {
+    const size_t row = first / strip, last = smaller((row + 1) * strip, end);
+    unpack_bytes(block, row, lists, scale);
+    const Weights w = {Format::mxfp4, job.w.data + first * groups * kLanes, scale + (first - row * strip) * groups,
+                       last - first, job.w.cols};
+    matmul_rows<Packed>(MatmulJob{w, job.x_split, job.num_x, job.out + first, job.out_stride}, 0, last - first);
+    first = last;
+  }
+}
+
 inline void matmul(const MatmulJob& job, size_t begin, size_t end, size_t worker = 0) {
   switch (job.w.format) {
     case Format::bf16: return matmul_rows<PlainBf16>(job, begin, end);
     case Format::f32: return matmul_rows<PlainF32>(job, begin, end);
-    case Format::mxfp4: return matmul_rows<Packed>(job, begin, end);
+    case Format::mxfp4:
+      return job.w.scales != nullptr ? packed_scale_rows(job, begin, end, worker) : matmul_rows<Packed>(job, begin, end);
     case Format::packed: return packed_rows(job, begin, end, worker);
   }
 }

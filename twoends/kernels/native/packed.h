@@ -46,7 +46,7 @@ inline void decode_plain(const PackedLevel& level, const uint8_t* codes, const u
 
 #if defined(TWOENDS_USE_AVX2) || defined(TWOENDS_USE_AVX512)
 
-// 32 codes, one to a byte, from the 8, 12 or 16 bytes at p; 16 bytes are read.
+// 32 codes, one to a byte, from the 4, 8, 12 or 16 bytes at p; 16 bytes are read.
 template <int BITS>
 inline __m256i spread_codes(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
@@ -59,6 +59,12 @@ inline __m256i spread_codes(const uint8_t* p) {
     four = _mm256_or_si256(four, _mm256_slli_epi32(four, 12));
     four = _mm256_or_si256(four, _mm256_slli_epi32(four, 6));
     return _mm256_and_si256(four, _mm256_set1_epi8(3));
+  } else if constexpr (BITS == 1) {
+    // Each byte of codes goes to the eight places that its bits are of.
+    const __m256i where = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
+    const __m256i eight = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), where);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(eight, bit), bit), _mm256_set1_epi8(1));
   } else {
     // Each 32-bit word gets the bytes that its four codes begin in; every other one begins in mid-byte.
     const __m256i where = _mm256_setr_epi8(0, 1, -1, -1, 1, 2, -1, -1, 3, 4, -1, -1, 4, 5, -1, -1, 6, 7, -1, -1, 7, 8,
@@ -125,16 +131,26 @@ inline void decode_avx2(const PackedLevel& level, const uint8_t* codes, const ui
 }
 #endif
 
-template <bool WORDS>
-inline Decode decoder(int bits) {
+template <int BITS, bool WORDS>
+inline Decode decoder_of() {
 #if defined(TWOENDS_USE_AVX512)
-  if (has_vbmi()) return bits == 2 ? decode_vbmi<2, WORDS> : bits == 3 ? decode_vbmi<3, WORDS> : decode_vbmi<4, WORDS>;
+  if (has_vbmi()) return decode_vbmi<BITS, WORDS>;
 #endif
 #if defined(TWOENDS_USE_AVX2) || defined(TWOENDS_USE_AVX512)
-  return bits == 2 ? decode_avx2<2, WORDS> : bits == 3 ? decode_avx2<3, WORDS> : decode_avx2<4, WORDS>;
+  return decode_avx2<BITS, WORDS>;
 #else
-  return bits == 2 ? decode_plain<2, WORDS> : bits == 3 ? decode_plain<3, WORDS> : decode_plain<4, WORDS>;
+  return decode_plain<BITS, WORDS>;
 #endif
+}
+
+template <bool WORDS>
+inline Decode decoder(int bits) {
+  switch (bits) {
+    case 1: return decoder_of<1, WORDS>();
+    case 2: return decoder_of<2, WORDS>();
+    case 3: return decoder_of<3, WORDS>();
+    default: return decoder_of<4, WORDS>();
+  }
 }
 
 // How the levels of one block are decoded.
@@ -143,7 +159,7 @@ struct Decoder {
   Decode words, bytes[kMostLevels];
 
   explicit Decoder(const PackedBlock& b) : block(b), words(decoder<true>(b.levels[0].bits)), bytes() {
-    for (int k = 1; k < b.num_levels; ++k) bytes[k] = decoder<false>(b.levels[k].bits);
+    for (int k = 0; k < b.num_levels; ++k) bytes[k] = decoder<false>(b.levels[k].bits);
   }
 
   // The exponents that a row's first level lists, expanded into `list` if they are coded; `inner` takes those
@@ -167,6 +183,14 @@ struct Decoder {
           listed, out);
   }
 };
+
+// All values of one row of a block as bytes, whole units; `lists` has room for block.lists_bytes(1).
+inline void unpack_bytes(const PackedBlock& block, size_t row, uint8_t* lists, uint8_t* out) {
+  const Decoder decoder(block);
+  const PackedLevel& level = block.levels[0];
+  const uint8_t* listed = decoder.list_of(row, lists, lists + block.list_bytes());
+  decoder.bytes[0](level, level.codes + row * block.units * 8 * level.bits, nullptr, block.units, listed, out);
+}
 
 // Fetches what lies `ahead` bytes behind `units` units that begin at unit `first` of the block.
 inline void fetch_units(const PackedBlock& block, size_t first, size_t units, size_t ahead) {

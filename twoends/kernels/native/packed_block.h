@@ -1,4 +1,5 @@
-// The parts of a packed block of bf16 rows. kernels/pack_codec.py is the definition of what lies where.
+// The parts of a packed block: of bf16 rows, or of the scales of an MXFP4 matrix, a strip of rows to one row of the
+// block. kernels/pack_levels.py, pack_codec.py and pack_scales.py are the definition of what lies where.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +25,7 @@ struct PackedLevel {
 
 struct PackedBlock {
   PackedLevel levels[kMostLevels];
-  const uint8_t *low, *escapes, *escape_starts;
+  const uint8_t *low, *escapes, *escape_starts;  // low: bytes that are not coded, of bf16 rows only
   size_t rows, cols, units;
   int num_levels;
 
@@ -46,21 +47,30 @@ inline bool in_order(const uint8_t* starts, size_t rows, size_t count, size_t mo
   return before == count;
 }
 
+// What differs between the kinds of blocks.
+struct BlockKind {
+  char magic[5];
+  size_t low_bytes;  // of a unit
+  int least_bits, most_bits;
+};
+constexpr BlockKind kRowsKind = {"TwP2", kUnit, 2, 4}, kScalesKind = {"TwS2", 0, 1, 3};
+
 // Reads the header. False for bytes that are no block of this shape, whole and with its lists in order.
-inline bool open_block(const uint8_t* data, size_t size, size_t rows, size_t cols, PackedBlock& block) {
+inline bool open_levels(const BlockKind& kind, const uint8_t* data, size_t size, size_t rows, size_t cols,
+                        PackedBlock& block) {
   constexpr size_t header = 128, pad = 64, group = 8;
-  if (size < header + pad || std::memcmp(data, "TwP2", 4) != 0) return false;
+  if (size < header + pad || std::memcmp(data, kind.magic, 4) != 0) return false;
   const int num_levels = data[4];
   if (num_levels < 1 || num_levels > kMostLevels || word_at(data + 8) != rows || word_at(data + 12) != cols)
     return false;
   block.rows = rows, block.cols = cols, block.units = (cols + kUnit - 1) / kUnit, block.num_levels = num_levels;
   const size_t starts_bytes = 4 * (rows + 1), row_values = block.units * kUnit;
   block.low = data + header + (num_levels * starts_bytes + 63) / 64 * 64;
-  const uint8_t* at = block.low + rows * row_values;
+  const uint8_t* at = block.low + rows * block.units * kind.low_bytes;
   for (int k = 0; k < num_levels; ++k) {
     PackedLevel& level = block.levels[k];
     level.bits = data[5 + k], level.marker = data[28 + k], level.exponents = data + 64 + 16 * k;
-    if (level.bits < 2 || level.bits > 4) return false;
+    if (level.bits < kind.least_bits || level.bits > kind.most_bits) return false;
     const size_t count = k == 0 ? rows * row_values / group : word_at(data + 16 + 4 * (k - 1));
     level.codes = at, at += count * level.bits;
     level.starts = data + header + (k - 1) * starts_bytes;
@@ -71,6 +81,22 @@ inline bool open_block(const uint8_t* data, size_t size, size_t rows, size_t col
   for (int k = 1; k < num_levels; ++k)
     if (!in_order(block.levels[k].starts, rows, word_at(data + 16 + 4 * (k - 1)), row_values / group)) return false;
   return in_order(block.escape_starts, rows, num_escapes, row_values);
+}
+
+inline bool open_block(const uint8_t* data, size_t size, size_t rows, size_t cols, PackedBlock& block) {
+  return open_levels(kRowsKind, data, size, rows, cols, block);
+}
+
+// Rows of a strip whose scales are one row of a block.
+inline size_t strip_rows(size_t groups) {
+  constexpr size_t values = 1024, multiple = 16;
+  return (values + groups * multiple - 1) / (groups * multiple) * multiple;
+}
+
+inline bool open_scales(const uint8_t* data, size_t size, size_t rows, size_t groups, PackedBlock& block) {
+  if (groups == 0) return false;
+  const size_t strip = strip_rows(groups);
+  return open_levels(kScalesKind, data, size, (rows + strip - 1) / strip, strip * groups, block);
 }
 
 }  // namespace twoends

@@ -27,7 +27,7 @@ struct Vbmi {
       return index;
     }();
     bytes_of_word = _mm512_load_si512(spread.byte);
-    first_bit = _mm512_set1_epi64(BITS == 2   ? 0x0e0c0a0806040200ll
+    first_bit = _mm512_set1_epi64(BITS <= 2   ? 0x0e0c0a0806040200ll
                                   : BITS == 3 ? 0x15120f0c09060300ll
                                               : 0x1c1814100c080400ll);
     table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)level.exponents));
@@ -36,6 +36,14 @@ struct Vbmi {
 
   // The exponents of a unit; `listed` moves past the escapes that were used.
   TWOENDS_VBMI_INLINE __m512i exponents(const uint8_t* codes, const uint8_t*& listed) const {
+    if constexpr (BITS == 1) {
+      uint64_t escapes;
+      std::memcpy(&escapes, codes, sizeof escapes);
+      const __m512i known = _mm512_broadcastb_epi8(_mm512_castsi512_si128(table));
+      const __m512i found = _mm512_mask_expand_epi8(known, escapes, _mm512_loadu_si512(listed));
+      listed += _mm_popcnt_u64(escapes);
+      return found;
+    }
     const __m512i raw = BITS == 2 ? _mm512_castsi128_si512(_mm_loadu_si128((const __m128i*)codes))
                                   : _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)codes));
     const __m512i spread = _mm512_multishift_epi64_epi8(first_bit, _mm512_permutexvar_epi8(bytes_of_word, raw));

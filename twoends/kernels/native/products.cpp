@@ -12,6 +12,7 @@ constexpr size_t kRowMultiple = 16;
 // Bytes that a worker needs beside a product of packed rows: lists that are expanded, and rows for many inputs.
 size_t packed_room(MatmulJob& job) {
   const Weights& w = job.w;
+  if (w.scales != nullptr) return w.scales->lists_bytes(1) + w.scales->units * kUnit;
   if (w.packed == nullptr) return 0;
   // No instruction set multiplies fewer than two inputs at once; more may need whole rows decoded.
   if (job.num_x > 2)
