@@ -6,7 +6,8 @@
     OUT/trunk-0000N.pack               the blocks of layer N - 1 (of the top: the last file); with stripes
                                        one file of that name in each stripe's directory
 
-A block begins on a border of 4096 bytes. Experts and the embedding stay in the source's shards.
+A block begins on a border of 4096 bytes. The embedding stays in the source's shards, and so do the experts
+unless they were asked for: then each is one block (pack_expert.py), after the trunk of its layer.
 """
 
 from __future__ import annotations
@@ -50,6 +51,14 @@ class Manifest:
     table_crc: int
     trunk_bytes: int
     packed_bytes: int
+    # Bytes of the routed experts in the source and here; both 0 where they were not packed.
+    experts_bytes: int
+    packed_experts_bytes: int
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the routed experts are in the pack too."""
+        return self.experts_bytes > 0
 
     def stripe_directories(self, directory: Path) -> tuple[Path, ...]:
         """Where the block files are, seen from the pack's directory."""
@@ -80,6 +89,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         "table_crc": manifest.table_crc,
         "trunk_bytes": manifest.trunk_bytes,
         "packed_bytes": manifest.packed_bytes,
+        "experts_bytes": manifest.experts_bytes,
+        "packed_experts_bytes": manifest.packed_experts_bytes,
     }
     write_text(directory / MANIFEST, json.dumps(fields, indent=2) + "\n")
 
@@ -108,6 +119,8 @@ def read_manifest(directory: Path) -> Manifest:
         "table_crc": int,
         "trunk_bytes": int,
         "packed_bytes": int,
+        "experts_bytes": int,
+        "packed_experts_bytes": int,
     }
     for name, kind in wanted.items():
         if not isinstance(raw.get(name), kind):

@@ -19,9 +19,9 @@ def command() -> Command:
         phrase="store the trunk in two thirds of its bytes, lossless",
         about=(
             "Writes the trunk of MODEL into OUT in a form that is read and multiplied as it is: every bit "
-            "of every logit stays the same, and fewer bytes move. Experts and the embedding are still read "
-            "from MODEL. OUT is then given where a checkpoint is. Stopped at any point, the same command "
-            "goes on; on a finished pack it writes what is damaged again."
+            "of every logit stays the same, and fewer bytes move. The embedding is still read from MODEL, "
+            "and so are the experts without --experts. OUT is then given where a checkpoint is. Stopped at any "
+            "point, the same command goes on; on a finished pack it writes what is damaged again."
         ),
         arguments=(
             Argument(name="MODEL", help="a checkpoint's directory", required=True),
@@ -33,6 +33,10 @@ def command() -> Command:
                 choices=("entropy", "fixed"),
                 default="entropy",
                 help="entropy: about 0.67 of the bytes; fixed: about 0.70, a little less arithmetic",
+            ),
+            Option(
+                flag="--experts",
+                help="pack the routed experts too; copies all of them, so look at the room first",
             ),
             Option(
                 flag="--stripe",
@@ -62,10 +66,13 @@ def _act(values: Values, screen: Screen) -> None:
             f"{values.model} is a pack already.", remedies=[f"Pack its source:  {index.directory}"]
         )
     out = Path(values.out)
+    if values.experts and not values.json:
+        screen.line(f"  copying  {format_bytes(index.experts_bytes)} of experts beside the trunk")
     found = write_pack(
         index,
         out,
         code=values.code,
+        experts=values.experts,
         stripes=values.stripe,
         progress=lambda done, total: _draw(screen, done, total),
     )
@@ -81,6 +88,8 @@ def _act(values: Values, screen: Screen) -> None:
             "kept_layers": found.kept_layers,
             "trunk_bytes": found.trunk_bytes,
             "packed_bytes": found.packed_bytes,
+            "experts_bytes": found.experts_bytes,
+            "packed_experts_bytes": found.packed_experts_bytes,
         }
         screen.line(json.dumps(fields))
         return
@@ -94,6 +103,10 @@ def _act(values: Values, screen: Screen) -> None:
         ("blocks", f"{found.num_blocks:,}{raw}"),
         ("to", str(out)),
     ]
+    if found.experts_bytes:
+        sizes = f"{format_bytes(found.experts_bytes)} to {format_bytes(found.packed_experts_bytes)}"
+        share = f"{found.packed_experts_bytes / found.experts_bytes:.1%}"
+        rows.insert(1, ("experts", f"{sizes} ({share})"))
     if found.kept_layers:
         kept = f"{found.kept_layers} of {plural(found.num_layers, 'file')}, read back and found right"
         rows.insert(0, ("kept", kept))
