@@ -83,7 +83,13 @@ def write_pack(
     Raises OptionError for places that hold something else, and DoesNotFit before anything is written
     when the disk has too little room, or when it fills: finished layers stay for the next call.
     """
-    return _Writer(index, directory, code, experts, stripes, block_bytes).run(progress)
+    writer = _Writer(index, directory, code, experts, stripes, block_bytes)
+    try:
+        return writer.run(progress)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise writer.disk_full() from None
+        raise
 
 
 class _Writer:
@@ -102,6 +108,7 @@ class _Writer:
         self._work = directory / _WORK
         self._checksum = checksum_function()
         self._layers = layers_of(index.config)
+        self._at_work = _WORK
         # the table of a finished pack that is looked through again
         self._finished: Blocks | None = None
 
@@ -153,7 +160,8 @@ class _Writer:
             if place.exists() and not place.is_dir():
                 raise OptionError(f"{place} is a file; a pack needs a new or empty directory.")
             there = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
-            if mine is None and there:
+            # A kill before the identity was there leaves nothing else, so the place is as good as empty.
+            if mine is None and there and not (there == [_WORK] and _only_parts(self._work)):
                 raise OptionError(
                     f"{place} is not empty.",
                     evidence=[("found", ", ".join(there[:3]) + (", ..." if len(there) > 3 else ""))],
@@ -161,7 +169,7 @@ class _Writer:
                 )
             place.mkdir(parents=True, exist_ok=True)
             for name in there:
-                if name.startswith(".trunk-") and name.endswith(".part"):
+                if name.startswith(".") and name.endswith(".part"):
                     (place / name).unlink()
         self._work.mkdir(exist_ok=True)
         _put(self._work / _IDENTITY, json.dumps(identity).encode())
@@ -232,6 +240,7 @@ class _Writer:
         total: int,
         progress: Progress,
     ) -> Blocks:
+        self._at_work = trunk_name(number)
         plans = self._plan(number)
         rows = np.zeros(len(plans), BLOCK)
         ends = [0] * len(self._stripes)
@@ -257,10 +266,6 @@ class _Writer:
             for old, new in zip(temporary, names, strict=True):
                 os.replace(old, new)
             _put(self._part(number), rows.tobytes())
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self._disk_full(number) from None
-            raise
         finally:
             for name in temporary:
                 name.unlink(missing_ok=True)
@@ -288,13 +293,9 @@ class _Writer:
 
     def _publish(self, blocks: Blocks, kept_layers: int, total: int) -> Packed:
         """The table, the small files, the manifest, in this order."""
-        try:
-            _put(self._directory / TABLE, blocks.tobytes())
-            _copy_small_files(self._index.directory, self._directory)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self._disk_full(len(self._layers) - 1) from None
-            raise
+        self._at_work = TABLE
+        _put(self._directory / TABLE, blocks.tobytes())
+        _copy_small_files(self._index.directory, self._directory)
         rooms = -(-blocks["bytes"].astype(np.int64) // BORDER) * BORDER
         is_expert = np.array(
             [plan.is_expert for number in range(len(self._layers)) for plan in self._plan(number)]
@@ -336,16 +337,23 @@ class _Writer:
     def _part(self, number: int) -> Path:
         return self._work / f"{trunk_name(number)}.blocks"
 
-    def _disk_full(self, number: int) -> DoesNotFit:
-        rows = [(str(s), f"{format_bytes(shutil.disk_usage(s).free)} free") for s in self._stripes]
+    def disk_full(self) -> DoesNotFit:
+        """What is said when a write found no room."""
+        places = [place for place in (self._directory, *self._stripes) if place.is_dir()]
+        rows = [(str(s), f"{format_bytes(shutil.disk_usage(s).free)} free") for s in dict.fromkeys(places)]
         return DoesNotFit(
-            f"The disk became full while {trunk_name(number)} was written.",
+            f"The disk became full while {self._at_work} was written.",
             evidence=rows,
             remedies=[
                 "There is no pack yet, and nothing half written under its name. Free some room and give",
                 "the same command: finished layers are kept.",
             ],
         )
+
+
+def _only_parts(directory: Path) -> bool:
+    """Whether a directory has nothing but files that were never finished."""
+    return all(path.name.startswith(".") and path.suffix == ".part" for path in directory.iterdir())
 
 
 def _source_bytes(plan: BlockPlan) -> int:

@@ -20,8 +20,8 @@ def command() -> Command:
         about=(
             "Writes the trunk of MODEL into OUT in a form that is read and multiplied as it is: every bit "
             "of every logit stays the same, and fewer bytes move. The embedding is still read from MODEL, "
-            "and so are the experts without --experts. OUT is then given where a checkpoint is. Stopped at any "
-            "point, the same command goes on; on a finished pack it writes what is damaged again."
+            "and so are the experts without --experts. OUT is then given where a checkpoint is. Stopped at "
+            "any point, the same command goes on; on a finished pack it writes what is damaged again."
         ),
         arguments=(
             Argument(name="MODEL", help="a checkpoint's directory", required=True),
