@@ -41,7 +41,7 @@ struct ProductsJob {
 };
 
 // Packed rows that are multiplied at once, at most.
-constexpr size_t kPackedRows = 4;
+constexpr size_t kPackedRows = 8;
 
 // Piece: one row; out[row * cols] as bf16. `lists` holds block->lists_bytes(1) per worker.
 struct UnpackJob {

@@ -207,6 +207,7 @@ inline void packed_block(const MatmulJob& job, size_t row, size_t step, size_t f
     const size_t end = smaller(unit + kChunkUnits, block.units);
     for (int r = 0; r < R; ++r) {
       decoder.decode(row + r * step, unit, end, listed[r], words[r]);
+      fetch_units(block, (row + r * step) * block.units + unit, end - unit);
     }
     packed_rest<R, T>(words, smaller(end * kUnit, cols) - unit * kUnit, x + unit * kUnit, x_stride, acc);
   }
@@ -223,7 +224,7 @@ struct PackedBf16 {
   // Four rows of 512 columns were faster than eight, and than 1,024 columns: decoding hides the latency of fma.
   static constexpr int rows(int T) { return T == 1 ? 4 : PlainBf16::rows(T); }
 };
-static_assert(PackedBf16::rows(1) <= kPackedRows && PackedBf16::rows(2) <= kPackedRows, "room for that many lists");
+static_assert(2 * PackedBf16::rows(1) <= kPackedRows && PackedBf16::rows(2) <= kPackedRows, "room for their lists");
 
 struct PlainF32 {
   template <int R, int T>

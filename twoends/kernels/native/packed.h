@@ -192,12 +192,13 @@ inline void unpack_bytes(const PackedBlock& block, size_t row, uint8_t* lists, u
   decoder.bytes[0](level, level.codes + row * block.units * 8 * level.bits, nullptr, block.units, listed, out);
 }
 
-// Fetches what lies `ahead` bytes behind `units` units that begin at unit `first` of the block.
-inline void fetch_units(const PackedBlock& block, size_t first, size_t units, size_t ahead) {
+// Fetches what lies behind `units` units that begin at unit `first` of the block.
+inline void fetch_units(const PackedBlock& block, size_t first, size_t units) {
   const size_t unit_codes = 8 * (size_t)block.levels[0].bits;
-  const uint8_t *low = block.low + first * kUnit + ahead, *codes = block.levels[0].codes + first * unit_codes;
+  const uint8_t* low = block.low + first * kUnit + kFetchBytes;
+  const uint8_t* codes = block.levels[0].codes + first * unit_codes + kFetchBytes;
   for (size_t unit = 0; unit < units; ++unit) prefetch(low + unit * kUnit);
-  for (size_t at = 0; at < units * unit_codes; at += 64) prefetch(codes + ahead * unit_codes / kUnit + at);
+  for (size_t at = 0; at < units * unit_codes; at += 64) prefetch(codes + at);
 }
 
 // Rows begin .. end - 1 as bf16 rows without gaps; `lists` has room for block.lists_bytes(1).

@@ -9,6 +9,8 @@ namespace twoends {
 
 constexpr size_t kUnit = 64;
 constexpr int kMostLevels = 3;
+// How far behind the bytes at work are those that are fetched meanwhile: decoding keeps the hardware from it.
+constexpr size_t kFetchBytes = 2048;
 
 inline uint32_t word_at(const uint8_t* p) {
   return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;

@@ -81,23 +81,22 @@ TWOENDS_VBMI inline void decode_vbmi(const PackedLevel& level, const uint8_t* co
   listed = at;
 }
 
-// acc[r][t] takes units 0 .. units - 1 of R rows that begin at row `row`, met with T inputs. `listed` are the rows'
-// escapes. `ahead_low`, `ahead_codes`: how far behind the rows at work lie the bytes that are fetched meanwhile.
+// acc[r][t] takes units 0 .. units - 1 of R rows, `step` apart, from row `row` on, met with T inputs. `listed` are
+// the rows' escapes.
 template <int BITS, int R, int T>
-TWOENDS_VBMI inline void dot_vbmi(const PackedBlock& block, size_t row, size_t units, const float* x, size_t x_stride,
-                                  const uint8_t* (&listed)[R], size_t ahead, f32x16 (&acc)[R][T]) {
+TWOENDS_VBMI inline void dot_vbmi(const PackedBlock& block, size_t row, size_t step, size_t units, const float* x,
+                                  size_t x_stride, const uint8_t* (&listed)[R], f32x16 (&acc)[R][T]) {
   const Vbmi<BITS> vbmi(block.levels[0]);
   const uint8_t *low[R], *codes[R], *at[R];
   __m512 sum[R][T];
   TWOENDS_UNROLL
   for (int r = 0; r < R; ++r) {
-    low[r] = block.low + (row + r) * block.units * kUnit;
-    codes[r] = block.levels[0].codes + (row + r) * block.units * 8 * BITS;
+    low[r] = block.low + (row + r * step) * block.units * kUnit;
+    codes[r] = block.levels[0].codes + (row + r * step) * block.units * 8 * BITS;
     at[r] = listed[r];
     TWOENDS_UNROLL
     for (int t = 0; t < T; ++t) sum[r][t] = acc[r][t].v;
   }
-  const uint8_t *coming = low[0] + ahead, *coming_codes = codes[0] + ahead / 8 * BITS;
   for (size_t unit = 0; unit < units; ++unit, x += kUnit) {
     TWOENDS_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -112,10 +111,9 @@ TWOENDS_VBMI inline void dot_vbmi(const PackedBlock& block, size_t row, size_t u
         TWOENDS_UNROLL
         for (int i = 0; i < 4; ++i)
           sum[r][t] = _mm512_fmadd_ps(w[i], _mm512_loadu_ps(x + t * x_stride + i * kLanes), sum[r][t]);
-      prefetch(coming + r * kUnit);
+      prefetch(low[r] + unit * kUnit + kFetchBytes);
+      prefetch(codes[r] + unit * 8 * BITS + kFetchBytes);
     }
-    prefetch(coming_codes);
-    coming += R * kUnit, coming_codes += R * 8 * BITS;
   }
   TWOENDS_UNROLL
   for (int r = 0; r < R; ++r) {
