@@ -172,7 +172,7 @@ SURFACE = {
     "inspect": "MODEL --config --sizes --layer --verify --source --json",
     "doctor": "--disk --threads --kernels --json",
     "tiny": "DIR --preset --family --seed --layers --sparse --json",
-    "pack": "MODEL OUT --stripe --json",
+    "pack": "MODEL OUT --code --experts --stripe --json",
     "bench": "WHAT OBJECT --threads --isa --capacities --order --model --rungs --repeat -n --ids --cap --out "
     "--plot --json",
     "train": "RECIPE --preset --out --data --shakespeare --resume --steps --minutes --threads --json",

@@ -27,7 +27,7 @@ COMMANDS = {
     "inspect": "check a checkpoint and list what is in it",
     "doctor": "check this machine: kernels, memory, disk",
     "tiny": "write a small synthetic checkpoint to try things on",
-    "pack": "store the trunk in seven tenths of its bytes, lossless",
+    "pack": "store the trunk in two thirds of its bytes, lossless",
     "bench": "measure kernels, cache policies, memory budgets",
     "train": "train a model and export it",
 }

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twoends.cli.command import JSON, Argument, Command, Option, Values
 from twoends.cli.screen import Screen, facts, plural, progress_bar, share_text
 from twoends.errors import OptionError
 from twoends.units import format_bytes
+
+if TYPE_CHECKING:
+    from twoends.checkpoint.pack_write import Packed
 
 
 def command() -> Command:
@@ -27,32 +31,36 @@ def command() -> Command:
             Argument(name="MODEL", help="a checkpoint's directory", required=True),
             Argument(name="OUT", help="where to write; new, or empty, or this pack begun", required=True),
         ),
-        options=(
-            Option(
-                flag="--code",
-                choices=("entropy", "fixed"),
-                default="entropy",
-                help="entropy: about 0.67 of the bytes; fixed: about 0.70, a little less arithmetic",
-            ),
-            Option(
-                flag="--experts",
-                help="pack the routed experts too; copies all of them, so look at the room first",
-            ),
-            Option(
-                flag="--stripe",
-                value="DIR,DIR",
-                convert=_directories,
-                default=(),
-                help="spread the blocks over directories on several disks, about 1 MB to each in turn",
-            ),
-            JSON,
-        ),
+        options=_options(),
         examples=(
             "twoends pack /data/kimi-k3 /fast/kimi-k3",
             "twoends pack /data/kimi-k3 /fast/kimi-k3 --stripe /nvme0/k3,/nvme1/k3",
             "twoends inspect /fast/kimi-k3 --verify",
         ),
         act=_act,
+    )
+
+
+def _options() -> tuple[Option, ...]:
+    return (
+        Option(
+            flag="--code",
+            choices=("entropy", "fixed"),
+            default="entropy",
+            help="entropy: about 0.67 of the bytes; fixed: about 0.70, a little less arithmetic",
+        ),
+        Option(
+            flag="--experts",
+            help="pack the routed experts too; copies all of them, so look at the room first",
+        ),
+        Option(
+            flag="--stripe",
+            value="DIR,DIR",
+            convert=_directories,
+            default=(),
+            help="spread the blocks over directories on several disks, about 1 MB to each in turn",
+        ),
+        JSON,
     )
 
 
@@ -93,6 +101,17 @@ def _act(values: Values, screen: Screen) -> None:
         }
         screen.line(json.dumps(fields))
         return
+    name = shlex.quote(str(out))
+    for line in (
+        *facts(_rows(found, out)),
+        "",
+        f"  twoends inspect {name} --verify",
+        f'  twoends run {name} "Hello" -n 16',
+    ):
+        screen.line(line)
+
+
+def _rows(found: Packed, out: Path) -> list[tuple[str, str]]:
     raw = f", {found.raw_blocks:,} of them as they were" if found.raw_blocks else ""
     rows = [
         (
@@ -110,14 +129,7 @@ def _act(values: Values, screen: Screen) -> None:
     if found.kept_layers:
         kept = f"{found.kept_layers} of {plural(found.num_layers, 'file')}, read back and found right"
         rows.insert(0, ("kept", kept))
-    name = shlex.quote(str(out))
-    for line in (
-        *facts(rows),
-        "",
-        f"  twoends inspect {name} --verify",
-        f'  twoends run {name} "Hello" -n 16',
-    ):
-        screen.line(line)
+    return rows
 
 
 def _directories(word: str) -> tuple[Path, ...]:

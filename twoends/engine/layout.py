@@ -21,8 +21,8 @@ _MERGE_GAP_BYTES = 64 * 1024
 # As in native/products.cpp: packed rows that a thread decodes for many inputs.
 _UNPACKED_BYTES = 256 * 1024
 _LEAST_UNPACKED_ROWS = 4
-# As in native/packed_block.h, in units of 64 values and two more: lists of eight rows and an inner one; or the
-# two of a strip of scales, and the strip.
+# As in native/packed_block.h, in units of 64 values and two more: lists of eight rows and an inner one; or
+# the two of a strip of scales, and the strip.
 _LISTS = 9
 _UNIT = 64
 _STRIP_LISTS = 3
