@@ -17,6 +17,7 @@ from twoends.kernels.ops import Matrix, Ops
 from twoends.kernels.pack_scales import plain_scales
 from twoends.kernels.reference.lanes import decode
 from twoends.kernels.reference.matmul import E2M1, SCALES
+from twoends.kernels.reference.mxfp8 import mxfp8
 
 F64 = NDArray[np.float64]
 
@@ -38,6 +39,8 @@ def binary64_ops() -> Ops:
         "route": _route,
         "situ_glu": _situ_glu,
         "silu_glu": lambda gate, up: gate * _sigmoid(gate) * up,
+        # Its values are few; there is nothing to compute more exactly.
+        "mxfp8": lambda x: mxfp8(x.astype(np.float32)).astype(np.float64),
         "combine": lambda y, weights: np.einsum("tsz,ts->tz", y, weights),
     }
     return composed(backend="binary64", **typed)

@@ -67,6 +67,7 @@ Table table() {
   t.unary = unary;
   t.glu = glu;
   t.glu_rows = glu_rows;
+  t.mxfp8 = mxfp8;
   t.fma = fma_each;
   t.combine = combine;
   t.read = read_pieces;

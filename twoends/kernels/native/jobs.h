@@ -146,6 +146,12 @@ struct GluRowsJob {
   GluJob glu;
   float* split;
   size_t dim, padded_dim;
+  bool to_mxfp8;
+};
+// Piece: one block of 32 elements.
+struct Mxfp8Job {
+  const float* x;
+  float* out;
 };
 struct FmaJob {
   const float *a, *b, *c;
@@ -188,6 +194,7 @@ struct Table {
   Kernel<UnaryJob> unary;
   Kernel<GluJob> glu;
   Kernel<GluRowsJob> glu_rows;
+  Kernel<Mxfp8Job> mxfp8;
   Kernel<FmaJob> fma;
   Kernel<CombineJob> combine;
   Kernel<ReadJob> read;

@@ -104,6 +104,8 @@ void Kernels::glu(GluJob job) { run(table_.glu, job, vectors(job.size), 2 * elem
 
 void Kernels::fma(FmaJob job) { run(table_.fma, job, vectors(job.size), job.size); }
 
+void Kernels::mxfp8(Mxfp8Job job, size_t size) { run(table_.mxfp8, job, size / 32, 16 * size); }
+
 void Kernels::combine(CombineJob job, size_t num_tokens) {
   run(table_.combine, job, num_tokens, num_tokens * job.num_ranks * job.dim);
 }

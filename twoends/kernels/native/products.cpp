@@ -53,7 +53,12 @@ void Kernels::run_products(std::vector<MatmulJob>& jobs) {
   run(table_.products, all, first.back(), work, kRowMultiple);
 }
 
-void Kernels::experts(const std::vector<Expert>& experts, const ExpertsJob& job) {
+void Kernels::experts(const std::vector<Expert>& experts, ExpertsJob job) {
+  const Scratch rounded = scratch_of(job.to_mxfp8 ? job.num_tokens * job.dim : 0);
+  if (job.to_mxfp8) {
+    mxfp8({job.z, rounded.get()}, job.num_tokens * job.dim);
+    job.z = rounded.get();
+  }
   std::vector<Use> uses;
   size_t inputs = 0;
   for (const Expert& expert : experts) {
@@ -95,7 +100,7 @@ void Kernels::run_experts(const std::vector<Use>& uses, const ExpertsJob& job) {
     at += count;
   }
   run_products(in);
-  GluRowsJob glu = {job.glu, hidden, width, split_f};
+  GluRowsJob glu = {job.glu, hidden, width, split_f, job.to_mxfp8};
   glu.glu.gate = gate, glu.glu.up = up, glu.glu.out = gate;
   run(table_.glu_rows, glu, inputs, 2 * elementary(inputs * width));
   run_products(out);
