@@ -1,4 +1,5 @@
-"""The first promise: the same bits at every budget, thread count, CPU, chunk, policy, break, pack or none.
+"""The first promise: the same bits at every budget, thread count, CPU, chunk, policy, break, pack or none,
+whoever shares the passes.
 
 The reference case runs in ample memory on one thread in plain C++ with the whole prompt as one
 chunk; every other case must give its ids and the digest of its binary32 logits at every position.
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.backends import native_isas
 from tests.support.running import PROMPT, make_ops, run
+from tests.support.together import request, run_together
 from twoends.checkpoint.pack_write import write_pack
 from twoends.engine.open import Checkpoint
 from twoends.engine.reader import ReadShape
@@ -170,6 +172,90 @@ def test_a_pack_is_not_inert(trunks):
         assert 0 < blocks["packed"].sum() < len(blocks)
     stripes = trunks["kimi-k3", "striped"].index.pack.blocks["stripe"]
     assert min((stripes == i).sum() for i in range(3)) > len(stripes) // 4
+
+
+# Who shares the passes with PROMPT: (prompt, new tokens, temperature) of each, those before it and after it.
+MATES = {
+    "alone": ([], []),
+    "others": ([([7, 7, 8], 3, 0.0), (range(100, 121), 9, 0.8)], [([1], 12, 0.0), (range(400, 405), 2, 1.0)]),
+    "twins": ([(PROMPT, SHORT, 0.0), (PROMPT, 2, 0.0)], [(PROMPT, SHORT, 0.7)]),
+}
+
+
+def beside(checkpoint, mates, *, sequences, num_new=SHORT, **options):
+    """PROMPT (key 0) with its mates, each of whom has a key of its own."""
+    before, after = MATES[mates]
+    made = [
+        request(checkpoint, key, prompt, count, sampling=Sampling(temperature=temperature, seed=key))
+        for key, (prompt, count, temperature) in enumerate([*before, *after], 1)
+    ]
+    made.insert(len(before), request(checkpoint, 0, PROMPT, num_new))
+    return run_together(checkpoint, made, sequences=sequences, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("isa", native_isas())
+@pytest.mark.parametrize("mates", list(MATES))
+def test_batch_mates_change_no_bit(request, trunks, expected, family, isa, mates):
+    """In company, in a place that another has left, in chunks of any size, at every budget and pack.
+
+    Every 11th of the 72 on the widest instruction set, every 29th elsewhere; all with --matrix=full.
+    """
+    cases = list(itertools.product(BUDGETS, (1, 3, 64), (2, 8), ("decayed", "lru"), PACKS[:2]))
+    if request.config.getoption("--matrix") != "full":
+        cases = cases[:: 11 if isa == native_isas()[0] else 29]
+    ops = make_ops(isa, 2)
+    for budget, chunk, sequences, policy, pack in cases:
+        checkpoint = trunks[family, pack]
+        options = {"budget": budget, "chunk": chunk, "policy": policy, "ops": ops}
+        found = beside(checkpoint, mates, sequences=sequences, **options).outcomes[0]
+        assert found.ids == expected[family].ids[:SHORT]
+        assert found.position_digests == expected[family].digests[:SHORT]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_mate_gets_what_it_gets_alone(nano_checkpoints, family):
+    checkpoint, ops = nano_checkpoints[family], make_ops(native_isas()[0], 2)
+    together = beside(checkpoint, "others", sequences=3, ops=ops, budget="floor", chunk=5)
+    for key, (prompt, count, temperature) in enumerate([*MATES["others"][0], *MATES["others"][1]], 1):
+        sampling = Sampling(temperature=temperature, seed=key)
+        alone = run(checkpoint, ops=make_ops("plain"), num_new=count, prompt=list(prompt), sampling=sampling)
+        assert together.outcomes[key].ids == alone.ids
+        assert together.outcomes[key].position_digests == alone.digests
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_texts_stay_the_same_in_company(nano_checkpoints, expected, family):
+    """Experts of a pass are more than the slots; mates come and go."""
+    ops = make_ops(native_isas()[0], 2)
+    options = {"sequences": 3, "ops": ops, "budget": "floor", "chunk": 4, "context": len(PROMPT) + LONG}
+    found = beside(nano_checkpoints[family], "others", num_new=LONG, **options).outcomes[0]
+    assert found.ids == expected[family].ids
+    assert found.position_digests == expected[family].digests
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_numpy_definition_gives_the_same_logits_in_company(nano_checkpoints, expected, family):
+    ops = make_ops("reference")
+    found = beside(nano_checkpoints[family], "others", sequences=3, ops=ops, num_new=4, chunk=6).outcomes[0]
+    assert found.position_digests == expected[family].digests[:4]
+
+
+def test_batch_mates_are_not_inert(nano_checkpoints):
+    """Passes are shared: fewer of them, with more rows, fewer bytes a row, and experts that differ."""
+    checkpoint = nano_checkpoints["kimi-k3"]
+    options = {"ops": make_ops(native_isas()[0]), "budget": "floor", "chunk": 64}
+    alone = beside(checkpoint, "alone", sequences=5, **options)
+    others = beside(checkpoint, "others", sequences=5, **options)
+    twins = beside(checkpoint, "twins", sequences=5, **options)
+    one_by_one = beside(checkpoint, "others", sequences=1, **options)
+    assert (alone.num_passes, alone.num_rows) == (SHORT, len(PROMPT) + SHORT - 1)
+    assert one_by_one.num_rows == others.num_rows > 2 * others.num_passes
+    assert one_by_one.num_passes > 2 * others.num_passes
+    assert others.counters.bytes_trunk < one_by_one.counters.bytes_trunk / 2
+    # Twins choose the same experts, so their company is cheaper than that of strangers.
+    each = [found.counters.expert_requests / found.num_rows for found in (alone, others, twins)]
+    assert each[2] < each[1] < each[0]
 
 
 class Prophet:

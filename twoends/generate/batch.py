@@ -97,12 +97,11 @@ class Batch:
         scheduler = Scheduler(self._model)
         while not stop_asked():
             self._fill(scheduler)
-            chosen = scheduler.step(progress.layer)
-            if not scheduler.num_running and not chosen:
+            if scheduler.is_idle:
                 self.tally.is_whole = True
                 break
-            for one in chosen:
-                self._answer(one)
+            for chosen in scheduler.step(progress.layer):
+                self._answer(chosen)
             self.tally.num_passes, self.tally.num_rows = scheduler.num_passes, scheduler.num_rows
             progress.end_pass(self.tally, scheduler.num_running)
         return self.tally

@@ -107,6 +107,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._running and not self._waiting
+
+    @property
     def num_missing(self) -> int:
         """How many more could wait to some use: one for each free place, and the next one after them."""
         return max(len(self._free) + 1 - len(self._waiting), 0)
@@ -118,14 +123,12 @@ class Scheduler:
         self._waiting.append(request)
 
     def step(self, layer_done: LayerDone) -> list[Chosen]:
-        """One pass. Gives the chosen ids in the order of admission; none without a request.
+        """One pass, when there is something to do. Gives the ids that it chose, in the order of admission.
 
         Raises what `OpenModel.run_shared` and `pick` raise; then the model can only be closed.
         """
         self._admit()
         shares = self._share_rows()
-        if not shares:
-            return []
         parts = [(running.place, running.take(count)) for running, count in shares]
         self._read_ahead(shares)
         logits_PW = self._model.run_shared(parts, layer_done=layer_done)
