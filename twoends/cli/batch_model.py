@@ -144,7 +144,9 @@ def _answer(job: Job, model: OpenModel, screen: Screen) -> Tally:
 
 def _say_done_before(values: Values, screen: Screen, source: BatchInput, output: Path) -> None:
     if values.json:
-        screen.line(json.dumps({"output": str(output), "num_requests": len(source), "num_kept": len(source)}))
+        counts = {"num_requests": len(source), "num_kept": len(source)}
+        none = {"num_answered": 0, "num_refused": 0, "num_left": 0}
+        screen.line(json.dumps({"output": str(output), **counts, **none}))
     else:
         screen.note(f"  all of {plural(len(source), 'request')} are answered in {output} already")
 

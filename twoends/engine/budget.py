@@ -144,14 +144,12 @@ def make_plan(
 ) -> Plan:
     """The plan for `num_sequences` sequences of `context_tokens`. Raises DoesNotFit below the floor.
 
-    `program_bytes` is the measured resident set before any weight is read; `backend_bytes` is what
-    the kernels hold while they run; `chunk_tokens` None lets the plan choose; `draft_tokens` is the
-    longest draft that one pass may verify. A chunk is never longer than the contexts: room for rows
-    that can't come would be taken from what saves reads. It has a row for each sequence.
+    `program_bytes` is the measured resident set before any weight is read; `backend_bytes` is what the
+    kernels hold while they run; `chunk_tokens` None lets the plan choose; `draft_tokens` is the longest
+    draft of a pass. A chunk has a row for each sequence, and none that their contexts can't fill.
     """
     most_rows = num_sequences * context_tokens
-    if chunk_tokens is not None:
-        chunk_tokens = min(chunk_tokens, most_rows)
+    chunk_tokens = None if chunk_tokens is None else min(chunk_tokens, most_rows)
     fixed = (
         _program_row(program_bytes, backend_bytes),
         *_sequence_rows(config, num_sequences, context_tokens),
@@ -173,7 +171,6 @@ def make_plan(
     left = ram_bytes - sum(row.num_bytes for row in (*fixed, scratch, *streams))
     shares = _share_out(config, index, left=left, floor_window=floor_window, slot=slot)
     experts = len(config.moe_layers) * config.num_experts
-    embed = index.tensor(None, "embed")
     return Plan(
         ram_bytes=ram_bytes,
         context_tokens=context_tokens,
@@ -192,8 +189,13 @@ def make_plan(
         expert_bytes_per_request=expert_read_bytes(index) if slot else 0.0,
         experts_per_pass=len(config.moe_layers) * config.experts_per_token,
         experts_in_all=experts,
-        embedding_bytes_per_token=align_up(embed.segment.nbytes // embed.shape[0]) + PAGE,
+        embedding_bytes_per_token=_embedding_read_bytes(index),
     )
+
+
+def _embedding_read_bytes(index: CheckpointIndex) -> int:
+    embed = index.tensor(None, "embed")
+    return align_up(embed.segment.nbytes // embed.shape[0]) + PAGE
 
 
 def _floor_window(narrow: tuple[Entry, ...], num_sequences: int) -> int:
@@ -297,7 +299,7 @@ def _rows_of(shares: _Shares, *, slot: int, num_experts: int) -> tuple[Row, ...]
 def below_floor(ram_bytes: int, floor_rows: tuple[Row, ...], *, num_sequences: int = 1) -> DoesNotFit:
     """The refusal, with the sum that can be checked."""
     floor = sum(row.num_bytes for row in floor_rows)
-    fewer = ["Or share the passes:  --sequences with a smaller number"] if num_sequences > 1 else []
+    fewer = [f"Or fewer sequences:   --sequences below {num_sequences}"] if num_sequences > 1 else []
     return DoesNotFit(
         f"this model needs at least {format_bytes(floor)} to run; the budget is {format_bytes(ram_bytes)}.",
         evidence=[(row.name, format_bytes(row.num_bytes), row.remark) for row in floor_rows if row.num_bytes],
