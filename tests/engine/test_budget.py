@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.backends import native_isas
 from tests.support.opened import generate, opened
-from tests.support.running import PROMPT
+from tests.support.running import PROMPT, make_ops
+from tests.support.together import open_shared
 from twoends.checkpoint.config import read_config
 from twoends.checkpoint.predicted import predicted_index
 from twoends.checkpoint.presets import preset_config
@@ -22,12 +24,15 @@ from twoends.checkpoint.tiny import write_synthetic
 from twoends.engine.arena import PAGE
 from twoends.engine.budget import MAX_CHUNK, MIN_SLOTS, make_plan, scratch_bytes
 from twoends.engine.open import Checkpoint
+from twoends.engine.sequences import MAX_SEQUENCES, best_plan
 from twoends.errors import DoesNotFit
 from twoends.generate.generator import Generator
+from twoends.model.state import cache_bytes_per_token, recurrent_bytes
 from twoends.units import format_bytes
 
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 FAMILIES = ("kimi-k3", "kimi-linear")
+ISA = (native_isas() or ["reference"])[0]
 PROPERTY = settings(max_examples=8, deadline=None)
 
 
@@ -41,7 +46,7 @@ def models(nano_checkpoints):
     return found
 
 
-def plan(model, ram_bytes, *, program=40_000_000, context=100, chunk=None):
+def plan(model, ram_bytes, *, program=40_000_000, context=100, chunk=None, sequences=1):
     config, index = model
     return make_plan(
         config,
@@ -50,6 +55,7 @@ def plan(model, ram_bytes, *, program=40_000_000, context=100, chunk=None):
         program_bytes=program,
         context_tokens=context,
         chunk_tokens=chunk,
+        num_sequences=sequences,
     )
 
 
@@ -263,3 +269,113 @@ def test_the_activations_of_a_pass_stay_within_their_row(nano_checkpoints, famil
         finally:
             tracemalloc.stop()
     assert peak <= scratch_bytes(checkpoint.config, chunk) + 64 * 1024
+
+
+@pytest.mark.parametrize("name", ["kimi-k3", "kimi-linear", "mini"])
+@given(
+    above=st.floats(0, 30).map(lambda x: int(math.exp2(x))),
+    sequences=st.integers(1, 70),
+    context=st.integers(1, 3000),
+    chunk=st.one_of(st.none(), st.integers(1, 300)),
+)
+@PROPERTY
+def test_many_sequences_are_in_the_plan_byte_for_byte(models, name, above, sequences, context, chunk):
+    config, _ = models[name]
+    options = {"context": context, "chunk": chunk, "sequences": sequences}
+    found = plan(models[name], floor_of(models[name], **options) + above, **options)
+    rows = {row.name: row.num_bytes for row in found.rows}
+    assert found.total_bytes <= found.ram_bytes
+    assert 0 <= rows["recurrent state"] - sequences * recurrent_bytes(config) < PAGE
+    assert 0 <= rows["latent cache"] - sequences * context * cache_bytes_per_token(config) < PAGE
+    # Every sequence has a row in every pass, and no row that nobody could fill is planned.
+    assert sequences <= found.chunk_tokens <= max(sequences, sequences * context)
+    assert found.num_slots >= MIN_SLOTS
+
+
+@pytest.mark.parametrize("name", ["kimi-k3", "mini"])
+def test_one_sequence_is_planned_as_if_there_were_no_others(models, name):
+    found = plan(models[name], floor_of(models[name]) + 10**7)
+    assert found.bytes_per_token == (
+        found.streamed_bytes_per_pass + found.expert_bytes_per_token + found.embedding_bytes_per_token
+    )
+    assert "logits" not in {row.name for row in found.rows}
+
+
+def test_eight_sequences_of_kimi_k3_read_as_many_bytes_as_the_design_says():
+    """108.81 GB of trunk and 25.83 GB of experts a token: 3.55 times less for each of eight (design 5)."""
+    config = preset_config("layer")
+    whole = plan((config, predicted_index(Path("nowhere"), config)), 10**9)
+    shown = dataclasses.replace(
+        whole,
+        pinned_bytes=0,
+        trunk_bytes_per_pass=108_810_000_000,
+        expert_bytes_per_request=25_830_000_000 / 1472,
+        experts_per_pass=1472,
+        experts_in_all=82_432,
+        embedding_bytes_per_token=0,
+    )
+    eight = dataclasses.replace(shown, num_sequences=8)
+    assert shown.bytes_per_token / eight.bytes_per_token == pytest.approx(3.55, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["kimi-k3", "mini"])
+@pytest.mark.parametrize("above", [0, 10**6, 10**7, 10**8, 10**10])
+@pytest.mark.parametrize("most", [1, 3, 8, 100])
+def test_the_number_of_sequences_is_the_one_with_the_fewest_bytes_a_token(models, name, above, most):
+    ram_bytes = floor_of(models[name]) + above
+
+    def plan_for(count):
+        return plan(models[name], ram_bytes, sequences=count)
+
+    best = best_plan(plan_for, most=most)
+    assert 1 <= best.num_sequences <= min(most, MAX_SEQUENCES)
+    for count in range(1, min(most, 8) + 1):
+        try:
+            other = plan_for(count)
+        except DoesNotFit:
+            break
+        assert best.expected_bytes_per_token <= other.expected_bytes_per_token
+    if above == 10**10:
+        assert best.num_sequences == min(most, MAX_SEQUENCES), "where all is in memory, nobody waits"
+
+
+def test_not_one_sequence_is_refused(models):
+    floor = floor_of(models["mini"])
+    with pytest.raises(DoesNotFit, match="needs at least"):
+        best_plan(lambda count: plan(models["mini"], floor - 1, sequences=count), most=4)
+
+
+def test_eight_sequences_of_mini_fit_into_a_tenth_of_it(models):
+    """The state of one is 10 MB: the window gives way before a sequence does."""
+    index = models["mini"][1]
+    ram_bytes = (index.trunk_bytes + index.experts_bytes) // 10
+    found = best_plan(
+        lambda count: plan(models["mini"], ram_bytes, program=60_000_000, sequences=count), most=8
+    )
+    alone = plan(models["mini"], ram_bytes, program=60_000_000)
+    assert found.num_sequences == 8
+    assert found.bytes_per_token < 0.35 * alone.bytes_per_token
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("sequences", "chunk"), [(2, 2), (8, 8), (8, 64), (3, 200)])
+def test_the_activations_of_a_shared_pass_stay_within_their_rows(nano_checkpoints, family, sequences, chunk):
+    """One sequence has most rows, then all have one; states, logits and sampling are counted elsewhere."""
+    checkpoint = nano_checkpoints[family]
+    model = open_shared(
+        checkpoint, ops=make_ops(ISA), sequences=sequences, context=2 * chunk + 2, chunk=chunk
+    )
+    ones = [(place, [place + 1]) for place in range(1, sequences)]
+    try:
+        model.run_shared([(0, [1] * (chunk - sequences + 1)), *ones], layer_done=lambda done: None)
+        tracemalloc.start()
+        try:
+            again = [i % 700 for i in range(chunk - sequences + 1)]
+            model.run_shared([(0, again), *ones], layer_done=lambda done: None)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    finally:
+        model.close()
+    logits = next(row.num_bytes for row in model.plan.rows if row.name == "logits")
+    assert peak <= scratch_bytes(checkpoint.config, chunk) + logits + 64 * 1024

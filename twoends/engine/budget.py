@@ -144,9 +144,8 @@ def make_plan(
 ) -> Plan:
     """The plan for `num_sequences` sequences of `context_tokens`. Raises DoesNotFit below the floor.
 
-    `program_bytes` is the measured resident set before any weight is read; `backend_bytes` is what the
-    kernels hold while they run; `chunk_tokens` None lets the plan choose; `draft_tokens` is the longest
-    draft of a pass. A chunk has a row for each sequence, and none that their contexts can't fill.
+    `program_bytes` was measured before any weight is read; kernels at work hold `backend_bytes`. A chunk
+    (None: the plan chooses) has a row for each sequence, and none that their contexts can't fill.
     """
     most_rows = num_sequences * context_tokens
     chunk_tokens = None if chunk_tokens is None else min(chunk_tokens, most_rows)
