@@ -53,13 +53,26 @@ def test_the_last_line_may_end_in_any_way(tmp_path, ending):
         (b'{"custom_id": "\xff"}', "line 2 of {path} is not JSON"),
         (b"[" * 100_000, "line 2 of {path} is not JSON"),
         (b'{"custom_id": ' + b"1" * 5000 + b"}", "line 2 of {path}"),
+        (b'{"custom_id": "b", "body": {"n": 1, "n": 1}}', "line 2 of {path} is not JSON: the name 'n' is"),
         (b'{"method": "POST"}', "line 2 of {path} has no custom_id"),
         (b'{"custom_id": ""}', "line 2 of {path} has no custom_id"),
         (b'{"custom_id": 7}', "line 2 of {path} has no custom_id"),
         (line("a").encode(), "line 2 of {path} has the custom_id of line 1: 'a'"),
         (b'{"custom_id": "' + b"b" * (1 << 24) + b'"}', "line 2 of {path} is longer than 16 MiB"),
     ],
-    ids=["cut", "list", "latin", "deep", "long number", "no id", "empty id", "number", "twice", "long"],
+    ids=[
+        "cut",
+        "list",
+        "latin",
+        "deep",
+        "long number",
+        "name twice",
+        "no id",
+        "empty id",
+        "number",
+        "twice",
+        "long",
+    ],
 )
 def test_a_broken_line_is_refused_with_its_number(tmp_path, bad, says):
     path = tmp_path / "in"

@@ -37,7 +37,7 @@ SEQUENCES = Option(
     flag="--sequences",
     value="N",
     convert=whole_number(least=1),
-    help="sequences that share each pass over the weights",
+    help="sequences that share each pass over the weights (1)",
 )
 CONTEXT = Option(
     flag="--context",

@@ -102,9 +102,19 @@ def _lines(path: Path, file: Any) -> Iterator[bytes]:
         yield raw
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of two values under one name, one would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice!r} is there twice")
+    return found
+
+
 def _parse(path: Path, number: int, raw: bytes) -> BatchLine:
     try:
-        found = json.loads(raw)
+        found = json.loads(raw, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise OptionError(
