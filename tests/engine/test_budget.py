@@ -24,7 +24,7 @@ from twoends.checkpoint.tiny import write_synthetic
 from twoends.engine.arena import PAGE
 from twoends.engine.budget import MAX_CHUNK, MIN_SLOTS, make_plan, scratch_bytes
 from twoends.engine.open import Checkpoint
-from twoends.engine.sequences import MAX_SEQUENCES, best_plan
+from twoends.engine.sequences import MAX_SEQUENCES, best_plan, weighed_bytes
 from twoends.errors import DoesNotFit
 from twoends.generate.generator import Generator
 from twoends.model.state import cache_bytes_per_token, recurrent_bytes
@@ -334,7 +334,7 @@ def test_the_number_of_sequences_is_the_one_with_the_fewest_bytes_a_token(models
             other = plan_for(count)
         except DoesNotFit:
             break
-        assert best.expected_bytes_per_token <= other.expected_bytes_per_token
+        assert weighed_bytes(best) <= weighed_bytes(other)
     if above == 10**10:
         assert best.num_sequences == min(most, MAX_SEQUENCES), "where all is in memory, nobody waits"
 
