@@ -24,7 +24,7 @@ from twoends.checkpoint.tiny import write_synthetic
 from twoends.engine.arena import PAGE
 from twoends.engine.budget import MAX_CHUNK, MIN_SLOTS, make_plan, scratch_bytes
 from twoends.engine.open import Checkpoint
-from twoends.engine.sequences import MAX_SEQUENCES, best_plan, weighed_bytes
+from twoends.engine.sequences import MAX_SEQUENCES, best_plan, expected_bytes, weighed_bytes
 from twoends.errors import DoesNotFit
 from twoends.generate.generator import Generator
 from twoends.model.state import cache_bytes_per_token, recurrent_bytes
@@ -321,28 +321,58 @@ def test_eight_sequences_of_kimi_k3_read_as_many_bytes_as_the_design_says():
 @pytest.mark.parametrize("name", ["kimi-k3", "mini"])
 @pytest.mark.parametrize("above", [0, 10**6, 10**7, 10**8, 10**10])
 @pytest.mark.parametrize("most", [1, 3, 8, 100])
-def test_the_number_of_sequences_is_the_one_with_the_fewest_bytes_a_token(models, name, above, most):
+@pytest.mark.parametrize("rows_each", [1.0, 1.4, 30.0])
+def test_the_number_of_sequences_is_the_one_with_the_fewest_bytes_a_row(models, name, above, most, rows_each):
     ram_bytes = floor_of(models[name]) + above
 
-    def plan_for(count):
-        return plan(models[name], ram_bytes, sequences=count)
+    def plan_for(count, chunk):
+        return plan(models[name], ram_bytes, sequences=count, chunk=chunk)
 
-    best = best_plan(plan_for, most=most)
+    best = best_plan(plan_for, most=most, rows_each=rows_each)
     assert 1 <= best.num_sequences <= min(most, MAX_SEQUENCES)
-    for count in range(1, min(most, 8) + 1):
+    for count, chunk in itertools.product(range(1, min(most, 8) + 1), (1, 16, 64)):
         try:
-            other = plan_for(count)
+            other = plan_for(count, max(chunk, count))
         except DoesNotFit:
-            break
-        assert weighed_bytes(best) <= weighed_bytes(other)
-    if above == 10**10:
+            continue
+        if chunk < 2 * count * rows_each:
+            assert weighed_bytes(best, rows_each) <= weighed_bytes(other, rows_each)
+    if above == 10**10 and rows_each < 2:
         assert best.num_sequences == min(most, MAX_SEQUENCES), "where all is in memory, nobody waits"
+
+
+def test_long_prompts_get_wide_passes_and_short_ones_get_sequences(models):
+    ram_bytes = floor_of(models["mini"]) + 60_000_000
+
+    def plan_for(count, chunk):
+        return plan(models["mini"], ram_bytes, sequences=count, chunk=chunk)
+
+    short = best_plan(plan_for, most=100, rows_each=1.1)
+    long = best_plan(plan_for, most=100, rows_each=100.0)
+    assert long.chunk_tokens > 2 * short.chunk_tokens
+    assert long.num_sequences < short.num_sequences
+    assert expected_bytes(long, 100.0) < expected_bytes(short, 100.0) / 2
+
+
+def test_a_number_of_sequences_that_is_asked_for_is_taken(models):
+    ram_bytes = floor_of(models["mini"]) + 60_000_000
+
+    def plan_for(count, chunk):
+        return plan(models["mini"], ram_bytes, sequences=count, chunk=chunk)
+
+    assert best_plan(plan_for, most=100, rows_each=2.0, exactly=3).num_sequences == 3
+    with pytest.raises(DoesNotFit):
+        best_plan(plan_for, most=1, rows_each=2.0, exactly=40)
 
 
 def test_not_one_sequence_is_refused(models):
     floor = floor_of(models["mini"])
     with pytest.raises(DoesNotFit, match="needs at least"):
-        best_plan(lambda count: plan(models["mini"], floor - 1, sequences=count), most=4)
+        best_plan(
+            lambda count, chunk: plan(models["mini"], floor - 1, sequences=count, chunk=chunk),
+            most=4,
+            rows_each=1.0,
+        )
 
 
 def test_eight_sequences_of_mini_fit_into_a_tenth_of_it(models):
@@ -350,7 +380,11 @@ def test_eight_sequences_of_mini_fit_into_a_tenth_of_it(models):
     index = models["mini"][1]
     ram_bytes = (index.trunk_bytes + index.experts_bytes) // 10
     found = best_plan(
-        lambda count: plan(models["mini"], ram_bytes, program=60_000_000, sequences=count), most=8
+        lambda count, chunk: plan(
+            models["mini"], ram_bytes, program=60_000_000, sequences=count, chunk=chunk
+        ),
+        most=8,
+        rows_each=1.1,
     )
     alone = plan(models["mini"], ram_bytes, program=60_000_000)
     assert found.num_sequences == 8

@@ -90,24 +90,23 @@ def batch(values: Values, screen: Screen) -> None:
 
 
 def _plan(job: Job) -> Plan:
-    """The plan with the fewest bytes per token, or for as many sequences as --sequences says."""
+    """The plan with the fewest bytes per token, with as many sequences and rows as the user says, if so."""
     values = job.values
-    count, largest = job.requests.measure(job.source.lines(iter(job.results.missing())))
-    context = values.context or largest
+    demand = job.requests.measure(job.source.lines(iter(job.results.missing())))
     ram_bytes = load.budget_bytes(values)
 
-    def plan_for(count: int) -> Plan:
+    def plan_for(count: int, chunk: int) -> Plan:
         return job.checkpoint.plan(
             ram_bytes=ram_bytes,
-            context_tokens=context,
-            chunk_tokens=values.chunk,
+            context_tokens=values.context or demand.largest,
+            chunk_tokens=values.chunk or chunk,
             num_sequences=count,
             reference=job.choice.ops.backend == "reference",
         )
 
-    if values.sequences is not None:
-        return plan_for(values.sequences)
-    return best_plan(plan_for, most=count)
+    return best_plan(
+        plan_for, most=max(demand.num_requests, 1), rows_each=demand.rows_each, exactly=values.sequences
+    )
 
 
 def _open_model(job: Job) -> OpenModel:

@@ -109,25 +109,19 @@ class Plan:
 
     @property
     def expert_bytes_per_pass(self) -> int:
-        """Expert bytes of a pass with one token of each sequence, when no expert is already here.
+        """Expert bytes of a pass with one token of each sequence, when no expert is already here."""
+        return self.expert_bytes_of(self.num_sequences)
+
+    def expert_bytes_of(self, rows: float) -> int:
+        """Expert bytes of a pass of so many rows, when no expert is already here.
 
         Texts that have nothing to do with each other meet in an expert by chance: of E experts a layer,
-        N tokens that choose S each want E (1 - (1 - S/E)^N).
+        N rows that choose S each want E (1 - (1 - S/E)^N).
         """
         if not self.experts_per_pass:
             return 0
-        missed = (1 - self.experts_per_pass / self.experts_in_all) ** self.num_sequences
-        return round(self.expert_bytes_per_request * self.experts_in_all * (1 - missed))
-
-    @property
-    def expected_bytes_per_token(self) -> float:
-        """As `bytes_per_token`, when a slot answers a request as often as its share of all experts.
-
-        A policy does better; this orders plans for different numbers of sequences, no more.
-        """
-        missing = 1 - self.num_slots / self.experts_in_all if self.experts_in_all else 0.0
-        shared = self.streamed_bytes_per_pass + missing * self.expert_bytes_per_pass
-        return shared / self.num_sequences + self.embedding_bytes_per_token
+        left_out: float = (1 - self.experts_per_pass / self.experts_in_all) ** rows
+        return round(self.expert_bytes_per_request * self.experts_in_all * (1 - left_out))
 
 
 def make_plan(

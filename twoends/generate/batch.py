@@ -42,6 +42,21 @@ class Tally:
     is_whole: bool = False
 
 
+@dataclass(slots=True, kw_only=True)
+class Demand:
+    """Requests that can be done: how many, the context of the `largest`, tokens of all (new ones at most)."""
+
+    num_requests: int = 0
+    largest: int = 1
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+
+    @property
+    def rows_each(self) -> float:
+        """Rows of passes for each new token."""
+        return (self.prompt_tokens + self.new_tokens) / max(self.new_tokens, 1) or 1.0
+
+
 class Requests:
     """What lines mean on one model: `room` is the context that a request may take, None for any."""
 
@@ -58,16 +73,19 @@ class Requests:
             )
         return found
 
-    def measure(self, lines: Iterator[BatchLine]) -> tuple[int, int]:
-        """(how many of the requests can be done, the context that the largest of them needs); 1 at least."""
-        count, largest = 0, 1
+    def measure(self, lines: Iterator[BatchLine]) -> Demand:
+        """What those requests take that can be done."""
+        found = Demand()
         for line in lines:
             try:
-                largest = max(largest, self.parse(line).num_needed)
+                one = self.parse(line)
             except (OptionError, TokenizerError):
                 continue
-            count += 1
-        return max(count, 1), largest
+            found.num_requests += 1
+            found.largest = max(found.largest, one.num_needed)
+            found.prompt_tokens += len(one.ids)
+            found.new_tokens += one.num_new
+        return found
 
 
 class Batch:
