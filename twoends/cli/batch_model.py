@@ -104,9 +104,8 @@ def _plan(job: Job) -> Plan:
             reference=job.choice.ops.backend == "reference",
         )
 
-    return best_plan(
-        plan_for, most=max(demand.num_requests, 1), rows_each=demand.rows_each, exactly=values.sequences
-    )
+    most = max(demand.num_requests, 1)
+    return best_plan(plan_for, most=most, load=demand.load, exactly=values.sequences)
 
 
 def _open_model(job: Job) -> OpenModel:

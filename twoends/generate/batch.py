@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from twoends.engine.open import OpenModel
+from twoends.engine.sequences import Load
 from twoends.errors import OptionError, TokenizerError
 from twoends.generate.batch_input import BatchInput, BatchLine
 from twoends.generate.batch_results import BatchResults
@@ -52,9 +53,12 @@ class Demand:
     new_tokens: int = 0
 
     @property
-    def rows_each(self) -> float:
-        """Rows of passes for each new token."""
-        return (self.prompt_tokens + self.new_tokens) / max(self.new_tokens, 1) or 1.0
+    def load(self) -> Load:
+        """The mean request."""
+        count = max(self.num_requests, 1)
+        return Load(
+            prompt_tokens=max(self.prompt_tokens / count, 1.0), new_tokens=max(self.new_tokens / count, 1.0)
+        )
 
 
 class Requests:
