@@ -201,7 +201,7 @@ def test_batch_mates_change_no_bit(request, trunks, expected, family, isa, mates
 
     Every 11th of the 72 on the widest instruction set, every 29th elsewhere; all with --matrix=full.
     """
-    cases = list(itertools.product(BUDGETS, (1, 3, 64), (2, 8), ("decayed", "lru"), PACKS[:2]))
+    cases = list(itertools.product(BUDGETS, (1, 3, 64), (2, 8), ("decayed", "lru"), ("none", "fixed")))
     if request.config.getoption("--matrix") != "full":
         cases = cases[:: 11 if isa == native_isas()[0] else 29]
     ops = make_ops(isa, 2)
