@@ -16,9 +16,10 @@ from tests.support.backends import native_isas
 from tests.support.running import PROMPT, make_ops, run
 from tests.support.together import request, run_together
 from twoends.checkpoint.pack_write import write_pack
+from twoends.checkpoint.tiny import write_tiny
 from twoends.engine.open import Checkpoint
 from twoends.engine.reader import ReadShape
-from twoends.generate import generator
+from twoends.generate import drafts
 from twoends.generate.sampler import Sampling
 
 FAMILIES = ("kimi-k3", "kimi-linear")
@@ -33,6 +34,8 @@ PACKS = {
     "striped": {"code": "fixed", "stripes": 3},
     "experts": {"code": "entropy", "experts": True},
 }
+# Pins the trunk of either family, with slots for some of the experts.
+WHOLE_TRUNK = 5.0
 LONG = 200
 SHORT = 6
 
@@ -263,7 +266,7 @@ class Prophet:
 
     truth: list[int]
 
-    def __init__(self):
+    def __init__(self, capacity, *, before=()):
         self._known = 0
 
     def extend(self, ids):
@@ -288,7 +291,7 @@ def test_drafts_change_no_bit(request, nano_checkpoints, tmp_path, monkeypatch, 
     checkpoint = nano_checkpoints[family]
     plain = run(checkpoint, ops=make_ops("plain"), num_new=40, sampling=sampling, budget="floor")
     monkeypatch.setattr(Prophet, "truth", plain.ids, raising=False)
-    monkeypatch.setattr(generator, "PromptLookup", Prophet)
+    monkeypatch.setattr(drafts, "PromptLookup", Prophet)
     drafted = run(
         checkpoint,
         ops=make_ops(isa, 2),
@@ -305,6 +308,64 @@ def test_drafts_change_no_bit(request, nano_checkpoints, tmp_path, monkeypatch, 
     assert drafted.counters.bytes_trunk < plain.counters.bytes_trunk * 0.4
 
 
+@pytest.fixture(scope="module")
+def draft_models(nano_checkpoints, tmp_path_factory):
+    """(family, name) -> a model that guesses: the model itself, always right, or a stranger, mostly wrong."""
+    found = {(family, "itself"): checkpoint for family, checkpoint in nano_checkpoints.items()}
+    for family in FAMILIES:
+        directory = tmp_path_factory.mktemp(f"stranger-{family}") / "nano"
+        write_tiny(directory, preset="nano", family=family, seed=5)
+        found[family, "stranger"] = Checkpoint.open(directory)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["itself", "stranger"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.7, seed=3)], ids=["greedy", "sampled"]
+)
+def test_a_draft_model_changes_no_bit(nano_checkpoints, draft_models, tmp_path, family, name, sampling):
+    """With the lookup before it, over a session break."""
+    checkpoint = nano_checkpoints[family]
+    plain = run(checkpoint, ops=make_ops("plain"), num_new=40, sampling=sampling, budget="floor")
+    drafted = run(
+        checkpoint,
+        ops=make_ops(native_isas()[0], 2),
+        num_new=40,
+        sampling=sampling,
+        budget="floor",
+        draft=4,
+        draft_model=draft_models[family, name],
+        save_after=11,
+        tmp_path=tmp_path,
+    )
+    assert_same(drafted, plain)
+    tally = drafted.drafts["model"]
+    if name == "itself":
+        assert tally.accepted == tally.drafted > 15
+        assert drafted.counters.bytes_trunk < plain.counters.bytes_trunk * 0.5
+    else:
+        assert tally.drafted > 4
+        assert tally.accepted < tally.drafted
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_earlier_answer_to_the_same_prompt_changes_no_bit_and_halves_the_bytes(nano_checkpoints, family):
+    checkpoint = nano_checkpoints[family]
+    plain = run(checkpoint, ops=make_ops("plain"), num_new=40, budget="floor")
+    again = run(
+        checkpoint,
+        ops=make_ops("plain"),
+        num_new=40,
+        budget="floor",
+        draft=7,
+        earlier=[*PROMPT, *plain.ids],
+    )
+    assert_same(again, plain)
+    assert again.accepted > 0.9 * again.drafted > 20
+    assert again.counters.bytes_read < plain.counters.bytes_read * 0.5
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompt_lookup_changes_no_bit(nano_checkpoints, family):
     checkpoint = nano_checkpoints[family]
@@ -315,6 +376,39 @@ def test_prompt_lookup_changes_no_bit(nano_checkpoints, family):
     drafted = run(checkpoint, ops=make_ops("plain"), draft=5, **options)
     assert_same(drafted, plain)
     assert drafted.drafted > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("isa", native_isas())
+@pytest.mark.parametrize(
+    ("budget", "chunk", "save_after"), [(0.8, 1, None), (WHOLE_TRUNK, 5, 9), (1.5, 64, 16)]
+)
+def test_look_ahead_changes_no_bit(
+    request, nano_checkpoints, expected, tmp_path, family, isa, budget, chunk, save_after
+):
+    """Every guess is read, right or wrong, with the trunk streamed and whole, over a session break."""
+    if request.config.getoption("--matrix") != "full" and isa != native_isas()[0] and chunk != 5:
+        pytest.skip("only with --matrix=full")
+    options = {"budget": budget, "chunk": chunk, "save_after": save_after, "tmp_path": tmp_path}
+    found = run(nano_checkpoints[family], ops=make_ops(isa, 2), num_new=30, look_ahead="on", **options)
+    assert_same(found, expected[family])
+    assert found.plan.guess_rooms > 0
+    assert found.counters.guesses_read > 20
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_look_ahead_is_not_inert(nano_checkpoints, family):
+    """Guesses are read and used, some are wrong; what is read twice is what was wasted and no more."""
+    options = {"ops": make_ops(native_isas()[0]), "num_new": 60, "budget": WHOLE_TRUNK, "chunk": 4}
+    plain = run(nano_checkpoints[family], **options)
+    found = run(nano_checkpoints[family], look_ahead="on", **options)
+    counters = found.counters
+    assert counters.guesses_useful + counters.guesses_late > 50
+    assert counters.guesses_wasted + counters.guesses_withdrawn > 0
+    ends = ("useful", "late", "wasted", "withdrawn")
+    assert sum(getattr(counters, f"guesses_{end}") for end in ends) == counters.guesses_read
+    assert counters.choices_right > 0.5 * counters.choices_guessed
+    assert plain.counters.guesses_read == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

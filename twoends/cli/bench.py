@@ -70,6 +70,12 @@ def _options() -> tuple[Option, ...]:
             help="replay: refuse the trace unless this checkpoint made it",
         ),
         Option(
+            flag="--save-profile",
+            value="FILE",
+            convert=Path,
+            help="replay: keep what slots were worth to --model, for plan and run (--profile)",
+        ),
+        Option(
             flag="--rungs", value="200MB,1GB", convert=_sizes, help="ladder: the budgets; needed, two or more"
         ),
         Option(
@@ -120,7 +126,9 @@ def _subjects() -> dict[str, _Subject]:
     return {
         "kernels": _Subject(needs=None, options=frozenset({"threads", "isa"}), act=_kernels),
         "replay": _Subject(
-            needs="a trace", options=frozenset({"capacities", "order", "model", "plot"}), act=_replay
+            needs="a trace",
+            options=frozenset({"capacities", "order", "model", "plot", "save_profile"}),
+            act=_replay,
         ),
         "ladder": _Subject(
             needs="a checkpoint's directory",

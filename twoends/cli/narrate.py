@@ -39,6 +39,7 @@ def say_what_runs(
         *choice.reasons,
         ("reads", files.reason),
         ("experts", _experts(plan, values.policy)),
+        ("look-ahead", plan.look_ahead),
     ]
     if plan.num_sequences > 1:
         share = f"{plan.num_sequences} at most share a pass, {plural(plan.chunk_tokens, 'row')} of them"

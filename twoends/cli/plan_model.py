@@ -15,6 +15,7 @@ from twoends.cli import load
 from twoends.cli.command import Values
 from twoends.cli.narrate import model_line
 from twoends.cli.report import plan_object
+from twoends.cli.run_draft import draft_rows
 from twoends.cli.screen import COLUMNS, Screen, bar
 from twoends.engine.budget import Plan, Row
 from twoends.engine.device import DiskRate, rate_under
@@ -61,13 +62,19 @@ def make_report(values: Values) -> PlanReport:
     tokenizer = load.open_tokenizer(checkpoint, needed=False)
     choice = load.choose_kernels(values)
 
+    context = values.context or DEFAULT_CONTEXT
+    profile = load.profile(values.profile, checkpoint)
+
     def plan_for(ram_bytes: int) -> Plan:
         return checkpoint.plan(
             ram_bytes=ram_bytes,
-            context_tokens=values.context or DEFAULT_CONTEXT,
+            context_tokens=context,
             chunk_tokens=values.chunk,
             draft_tokens=values.draft,
             num_sequences=values.sequences or 1,
+            curve=None if profile is None else profile.curve,
+            look_ahead=values.look_ahead,
+            more_rows=draft_rows(None, draft_tokens=values.draft, num_tokens=context),
             reference=choice.ops.backend == "reference",
         )
 
@@ -183,7 +190,12 @@ def _cost_facts(report: PlanReport) -> list[tuple[str, str]]:
             ("one pass", f"{whole} experts, for a token of each of {plan.num_sequences} sequences"),
             ("one token", f"{format_bytes(plan.bytes_per_token)}"),
         ]
-    facts.append(("", "at most: experts that are already here are not read again"))
+    facts += [
+        ("", "at most: experts that are already here are not read again"),
+        ("expected", _expected_text(plan)),
+        ("", plan.hits_source),
+        ("look-ahead", plan.look_ahead),
+    ]
     if rate is None:
         facts.append(("estimate", "none: this disk's rate is not known; measure it:  twoends doctor"))
     else:
@@ -195,6 +207,13 @@ def _cost_facts(report: PlanReport) -> list[tuple[str, str]]:
         if rung is not None:
             facts.append((name, f"{format_bytes(rung.ram_bytes):>9}   {_cost_text(rung, rate)} a token"))
     return [*facts, ("", "the answer is the same at any budget")]
+
+
+def _expected_text(plan: Plan) -> str:
+    if not plan.num_slots:
+        return format_bytes(plan.bytes_per_token)
+    hits = f"{100 * plan.expected_hits:.0f} % of experts already here"
+    return f"{format_bytes(plan.expected_bytes_per_token)} with {hits}"
 
 
 def _cost_text(rung: Plan, rate: DiskRate | None) -> str:

@@ -2,8 +2,7 @@
 
 `--ram` is the whole process. The plan counts, from the top: what the program already holds
 (measured), what one sequence must carry, the activations of a pass, the window, the slots. What
-is left buys reads back: a pinned trunk byte saves one byte per pass, a slot at most its hit
-rate, so the trunk is pinned first.
+is left buys reads back (engine/split.py).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from twoends.checkpoint.config import ModelConfig
 from twoends.checkpoint.index import CheckpointIndex
 from twoends.engine.arena import PAGE, align_up
+from twoends.engine.curve import HitCurve, assumed_curve
 from twoends.engine.experts import expert_read_bytes, slot_bytes
 from twoends.engine.layout import (
     Entry,
@@ -22,8 +22,9 @@ from twoends.engine.layout import (
     trunk_entries,
     unpacking_bytes,
 )
+from twoends.engine.lookahead import LookAheadMode
+from twoends.engine.split import MIN_PANEL_BYTES, MIN_SLOTS, Shares, Splitter
 from twoends.engine.store import embedding_bytes
-from twoends.engine.window import choose_pins
 from twoends.errors import DoesNotFit
 from twoends.kernels.cores import allowed_cores
 from twoends.model.attnres import num_sources
@@ -31,16 +32,11 @@ from twoends.model.state import cache_bytes_per_token, recurrent_bytes
 from twoends.model.tentative import tentative_bytes
 from twoends.units import format_bytes
 
-MIN_SLOTS = 4
 MAX_CHUNK = 64
 # Python's heap while running: text, small arrays, reader threads' stacks, the allocator's slack.
 PROGRAM_SLACK_BYTES = 12_000_000
-_MIN_PANEL_BYTES = 64 * 1024
-_MAX_PANEL_BYTES = 8 * 2**20
 _FLOOR_WINDOW_BYTES = 32 * 2**20
 _NARROWER_FOR_MANY = 4
-_WIDE_WINDOW_BYTES = 96 * 2**20
-_WHOLE_MATRIX_BYTES = 1 << 62
 # Python objects of one filled slot: its matrices, views and reads.
 _SLOT_BOOKS_BYTES = 2048
 
@@ -60,6 +56,8 @@ class Plan:
 
     `pin_budget_bytes` is what pins were chosen from; whole panels of it are `pinned_bytes`. A pass has
     `chunk_tokens` rows at most, of `num_sequences` sequences of `context_tokens` each.
+    `expected_hits` is the share of requests that should find their expert here, by `hits_source`;
+    `guess_rooms` experts may be read on a guess, or none, for the reason in `look_ahead`.
     """
 
     ram_bytes: int
@@ -79,6 +77,10 @@ class Plan:
     expert_bytes_per_request: float
     experts_per_pass: int
     experts_in_all: int
+    expected_hits: float
+    hits_source: str
+    guess_rooms: int
+    look_ahead: str
     embedding_bytes_per_token: int
 
     @property
@@ -100,6 +102,11 @@ class Plan:
     def expert_bytes_per_token(self) -> int:
         """Expert bytes of one token when no expert is already here."""
         return round(self.expert_bytes_per_request * self.experts_per_pass)
+
+    @property
+    def expected_bytes_per_token(self) -> int:
+        """All bytes of one decoded token with the expected share of hits."""
+        return self.bytes_per_token - round(self.expected_hits * self.expert_bytes_per_token)
 
     @property
     def bytes_per_token(self) -> int:
@@ -135,11 +142,16 @@ def make_plan(
     backend_bytes: int = 0,
     draft_tokens: int = 0,
     num_sequences: int = 1,
+    more_rows: tuple[Row, ...] = (),
+    curve: HitCurve | None = None,
+    look_ahead: LookAheadMode = "off",
 ) -> Plan:
     """The plan for `num_sequences` sequences of `context_tokens`. Raises DoesNotFit below the floor.
 
-    `program_bytes` was measured before any weight is read; kernels at work hold `backend_bytes`. A chunk
-    (None: the plan chooses) has a row for each sequence, and none that their contexts can't fill.
+    `program_bytes` was measured before any weight is read; kernels at work hold `backend_bytes`; `more_rows`
+    are what the caller holds beside the engine. A chunk (None: the plan chooses) has a row for each sequence,
+    and none that their contexts can't fill. `curve` is what was measured of this model's hits, None for what
+    is assumed of any.
     """
     most_rows = num_sequences * context_tokens
     chunk_tokens = None if chunk_tokens is None else min(chunk_tokens, most_rows)
@@ -148,8 +160,75 @@ def make_plan(
         *_sequence_rows(config, num_sequences, context_tokens),
         *_reading_rows(index),
         *_draft_rows(config, draft_tokens),
+        *more_rows,
     )
-    narrow = trunk_entries(config, index, panel_bytes=_MIN_PANEL_BYTES)
+    base = _lay_base(
+        config,
+        index,
+        fixed,
+        ram_bytes=ram_bytes,
+        num_sequences=num_sequences,
+        limits=(most_rows, chunk_tokens, draft_tokens),
+    )
+    slot, experts = base.slot, len(config.moe_layers) * config.num_experts
+    hits = curve or assumed_curve(cycle_slots=_cycle(config), all_slots=experts)
+    splitter = Splitter(config=config, index=index, slot=slot, curve=hits, look_ahead=look_ahead)
+    shares = splitter.split(base.left, floor_window=base.floor_window)
+    return Plan(
+        ram_bytes=ram_bytes,
+        context_tokens=context_tokens,
+        chunk_tokens=max(base.chunk, num_sequences),
+        draft_tokens=draft_tokens,
+        num_sequences=num_sequences,
+        panel_bytes=shares.panel,
+        window_bytes=shares.window,
+        pin_budget_bytes=shares.pin_budget,
+        pinned_bytes=shares.pinned,
+        num_slots=shares.slots,
+        slot_bytes=slot,
+        rows=(*fixed, base.scratch, *_rows_of(shares, slot=slot, num_experts=experts)),
+        floor_rows=base.floor_rows,
+        trunk_bytes_per_pass=pass_bytes(shares.entries),
+        expert_bytes_per_request=expert_read_bytes(index) if slot else 0.0,
+        experts_per_pass=_cycle(config),
+        experts_in_all=experts,
+        expected_hits=hits.share(shares.slots),
+        hits_source=hits.source,
+        guess_rooms=shares.rooms,
+        look_ahead=shares.look_ahead,
+        embedding_bytes_per_token=_embedding_read_bytes(index),
+    )
+
+
+def _cycle(config: ModelConfig) -> int:
+    """Experts that one token asks for in all layers."""
+    return len(config.moe_layers) * config.experts_per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """What must be, and the `left` bytes that are split."""
+
+    slot: int
+    floor_window: int
+    floor_rows: tuple[Row, ...]
+    chunk: int
+    scratch: Row
+    left: int
+
+
+def _lay_base(
+    config: ModelConfig,
+    index: CheckpointIndex,
+    fixed: tuple[Row, ...],
+    *,
+    ram_bytes: int,
+    num_sequences: int,
+    limits: tuple[int, int | None, int],
+) -> _Base:
+    """`limits` are the rows that contexts have room for, those of a chunk, the tokens of a draft."""
+    most_rows, chunk_tokens, draft_tokens = limits
+    narrow = trunk_entries(config, index, panel_bytes=MIN_PANEL_BYTES)
     floor_window = _floor_window(narrow, num_sequences)
     slot = slot_bytes(index) + _SLOT_BOOKS_BYTES if len(config.moe_layers) else 0
     streams = _floor_streams(floor_window, slot)
@@ -162,27 +241,13 @@ def make_plan(
     chunk = chunk_tokens or _choose_chunk(config, (ram_bytes - floor) // 4, most_rows)
     scratch = _scratch_row(config, max(chunk, fewest), decoded)
     left = ram_bytes - sum(row.num_bytes for row in (*fixed, scratch, *streams))
-    shares = _share_out(config, index, left=left, floor_window=floor_window, slot=slot)
-    experts = len(config.moe_layers) * config.num_experts
-    return Plan(
-        ram_bytes=ram_bytes,
-        context_tokens=context_tokens,
-        chunk_tokens=max(chunk, num_sequences),
-        draft_tokens=draft_tokens,
-        num_sequences=num_sequences,
-        panel_bytes=shares.panel,
-        window_bytes=shares.window,
-        pin_budget_bytes=shares.pin_budget,
-        pinned_bytes=shares.pinned,
-        num_slots=shares.slots,
-        slot_bytes=slot,
-        rows=(*fixed, scratch, *_rows_of(shares, slot=slot, num_experts=experts)),
+    return _Base(
+        slot=slot,
+        floor_window=floor_window,
         floor_rows=floor_rows,
-        trunk_bytes_per_pass=pass_bytes(shares.entries),
-        expert_bytes_per_request=expert_read_bytes(index) if slot else 0.0,
-        experts_per_pass=len(config.moe_layers) * config.experts_per_token,
-        experts_in_all=experts,
-        embedding_bytes_per_token=_embedding_read_bytes(index),
+        chunk=chunk,
+        scratch=scratch,
+        left=left,
     )
 
 
@@ -210,69 +275,7 @@ def _floor_streams(window: int, slot: int) -> tuple[Row, Row]:
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Shares:
-    """How what is above the floor is split."""
-
-    window: int
-    panel: int
-    pin_budget: int
-    pinned: int
-    decoded: int
-    slots: int
-    entries: tuple[Entry, ...]
-
-
-def _share_out(
-    config: ModelConfig, index: CheckpointIndex, *, left: int, floor_window: int, slot: int
-) -> _Shares:
-    """Trunk first, whole if it fits; else slots for one choice, a wider window, pinned panels; slots last."""
-    left = left // PAGE * PAGE
-    slots = MIN_SLOTS if slot else 0
-    whole = trunk_entries(config, index, panel_bytes=_WHOLE_MATRIX_BYTES)
-    whole_bytes = pass_bytes(whole)
-    decoded = sum(decoded_vectors(whole))
-    # Without room for one layer's choice, reads of experts can't go on side by side.
-    choice = align_up(config.experts_per_token * slot)
-    if left + floor_window >= align_up(whole_bytes + decoded) + choice:
-        left -= align_up(whole_bytes + decoded) - floor_window
-        shares = _Shares(
-            window=0,
-            panel=_WHOLE_MATRIX_BYTES,
-            pin_budget=whole_bytes,
-            pinned=whole_bytes,
-            decoded=decoded,
-            slots=slots,
-            entries=whole,
-        )
-    else:
-        if slot:
-            extra = min(left // (2 * slot), config.experts_per_token)
-            slots, left = slots + extra, left - align_up(extra * slot)
-        wider = max(min(left // 8, _WIDE_WINDOW_BYTES - floor_window), 0) // PAGE * PAGE
-        window, left = floor_window + wider, left - wider
-        panel = min(max(window // 8, _MIN_PANEL_BYTES), _MAX_PANEL_BYTES)
-        entries = trunk_entries(config, index, panel_bytes=panel)
-        # Short of everything, so that no layer's small tensors stay decoded.
-        pin_budget = min(left, pass_bytes(entries) - PAGE) // PAGE * PAGE
-        pinned = choose_pins(entries, pin_budget)[1]
-        left -= pinned
-        shares = _Shares(
-            window=window,
-            panel=panel,
-            pin_budget=pin_budget,
-            pinned=pinned,
-            decoded=0,
-            slots=slots,
-            entries=entries,
-        )
-    if slot:
-        all_slots = len(config.moe_layers) * config.num_experts
-        shares.slots += min(left // slot, all_slots - shares.slots)
-    return shares
-
-
-def _rows_of(shares: _Shares, *, slot: int, num_experts: int) -> tuple[Row, ...]:
+def _rows_of(shares: Shares, *, slot: int, num_experts: int) -> tuple[Row, ...]:
     rows = []
     if shares.pinned:
         rows.append(
@@ -286,6 +289,9 @@ def _rows_of(shares: _Shares, *, slot: int, num_experts: int) -> tuple[Row, ...]
         rows.append(
             Row(name=f"{shares.slots} expert slots", num_bytes=size, remark=f"of {num_experts:,} experts")
         )
+    if shares.rooms:
+        size = align_up(shares.rooms * slot) + shares.guess_bytes
+        rows.append(Row(name="look-ahead", num_bytes=size, remark=f"{shares.rooms} experts on a guess"))
     return tuple(rows)
 
 

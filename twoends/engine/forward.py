@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from twoends.checkpoint.config import ModelConfig
+from twoends.engine.lookahead import LookAhead
 from twoends.engine.store import WeightStore
 from twoends.kernels.ops import F32, I32, Ops
 from twoends.model.attnres import Residual
@@ -24,6 +25,7 @@ def forward(
     ops: Ops,
     layer_done: LayerDone,
     wanted: Sequence[int],
+    look_ahead: LookAhead | None = None,
 ) -> F32:
     """Logits of the rows that are `wanted`, in that order; every state moves on by its rows.
 
@@ -37,6 +39,8 @@ def forward(
             attention_half(weights, residual, sequences, layer=i, config=config, ops=ops)
             experts = store.experts(i) if config.is_moe(i) else None
             mixture_half(weights, experts, residual, config=config, ops=ops)
+            if look_ahead is not None:
+                look_ahead.after_layer(i, weights, residual, ops)
         layer_done(i + 1)
     for rows in sequences:
         if rows.tentative is None:

@@ -12,18 +12,21 @@ from twoends.checkpoint.config import ModelConfig, read_config
 from twoends.checkpoint.index import CheckpointIndex
 from twoends.checkpoint.pack_file import is_pack
 from twoends.checkpoint.pack_index import open_pack
-from twoends.engine.budget import Plan, make_plan
+from twoends.engine.budget import Plan, Row, make_plan
+from twoends.engine.curve import HitCurve
 from twoends.engine.experts import ExpertSlots
 from twoends.engine.files import ReadAt, WeightFiles, read_at
 from twoends.engine.forward import LayerDone, forward
-from twoends.engine.layout import trunk_entries
+from twoends.engine.layout import Entry, trunk_entries
+from twoends.engine.lookahead import LookAhead, LookAheadMode
 from twoends.engine.memory import counted_bytes, hard_limit_bytes
 from twoends.engine.policies import Decayed, Policy, make_policy
 from twoends.engine.profile import ExpertProfile
 from twoends.engine.reader import Reader, ReadShape
+from twoends.engine.recall import Recall
 from twoends.engine.store import WeightStore
 from twoends.engine.trace import Counters, Trace
-from twoends.engine.window import Window
+from twoends.engine.window import GUESSING, Window
 from twoends.errors import DoesNotFit, OptionError
 from twoends.kernels.ops import F32, I32, Ops
 from twoends.model.rows import SequenceRows
@@ -74,6 +77,9 @@ class Checkpoint:
         reference: bool,
         draft_tokens: int = 0,
         num_sequences: int = 1,
+        more_rows: tuple[Row, ...] = (),
+        curve: HitCurve | None = None,
+        look_ahead: LookAheadMode = "off",
     ) -> Plan:
         """The plan of this process for a budget. Raises DoesNotFit below the floor."""
         return make_plan(
@@ -86,6 +92,9 @@ class Checkpoint:
             backend_bytes=REFERENCE_BACKEND_BYTES if reference else 0,
             draft_tokens=draft_tokens,
             num_sequences=num_sequences,
+            more_rows=more_rows,
+            curve=curve,
+            look_ahead=look_ahead,
         )
 
 
@@ -104,12 +113,14 @@ class OpenModel:
         read: ReadAt = read_at,
         read_shape: ReadShape | None = None,
         profile: ExpertProfile | None = None,
+        look_ahead: LookAheadMode = "auto",
         poison: bool = False,
     ) -> None:
         """Takes all memory of the plan at once. `read` and `poison` are for tests.
 
         `read_shape` None reads as devices are read that nothing is known of; `profile` gives the
-        policy `decayed` what another run of this model learnt.
+        policy `decayed` what another run of this model learnt; `look_ahead` counts where the plan
+        has rooms for guesses: `on` reads all of them, `auto` those that come true often enough.
         Raises DoesNotFit for a plan that this process will not be given, CheckpointError for a
         file that can't be opened.
         """
@@ -130,9 +141,8 @@ class OpenModel:
             piece_bytes=self.read_shape.piece_bytes,
         )
         entries = trunk_entries(config, index, panel_bytes=plan.panel_bytes)
-        self._window = Window(
-            entries, reader, ring_bytes=plan.window_bytes, pinned_bytes=plan.pin_budget_bytes, poison=poison
-        )
+        self._window = _window(plan, entries, reader, poison=poison)
+        self._curve = None if profile is None else profile.curve
         self._policy = _policy(policy, plan, config, profile)
         self._slots = ExpertSlots(
             index,
@@ -142,11 +152,14 @@ class OpenModel:
             counters=self.counters,
             trace=self.trace,
             poison=poison,
+            num_rooms=plan.guess_rooms,
+            recall=_recall(look_ahead, config) if plan.guess_rooms else None,
         )
         self.store = WeightStore(
             config, index, entries=entries, window=self._window, slots=self._slots, reader=reader
         )
         self.states = tuple(SequenceState(config, plan.context_tokens) for _ in range(plan.num_sequences))
+        self._look_ahead = _look_ahead(config, self.store, self._slots)
 
     @property
     def state(self) -> SequenceState:
@@ -164,7 +177,8 @@ class OpenModel:
         """What the policy `decayed` has learnt of this model's experts."""
         assert isinstance(self._policy, Decayed), "only decayed counts make a profile"
         fingerprint = self.checkpoint.index.fingerprint
-        return ExpertProfile(fingerprint=fingerprint, popularity_LE=self._policy.popularity_LE)
+        popularity_LE = self._policy.popularity_LE
+        return ExpertProfile(fingerprint=fingerprint, popularity_LE=popularity_LE, curve=self._curve)
 
     def run_pass(self, ids: list[int], *, layer_done: LayerDone, all_rows: bool = False) -> F32:
         """Logits after the last of `ids` (or after each): one pass over the weights, for the first sequence.
@@ -215,6 +229,7 @@ class OpenModel:
             ops=self.ops,
             layer_done=layer_done,
             wanted=wanted,
+            look_ahead=self._look_ahead,
         )
 
     def run_tentative(self, ids: list[int], *, layer_done: LayerDone) -> tuple[F32, Tentative]:
@@ -234,6 +249,27 @@ class OpenModel:
         """Ends reads, closes files and the trace."""
         self.store.close()
         self.trace.close()
+
+
+def _window(plan: Plan, entries: tuple[Entry, ...], reader: Reader, *, poison: bool) -> Window:
+    return Window(
+        entries,
+        reader,
+        ring_bytes=plan.window_bytes,
+        pinned_bytes=plan.pin_budget_bytes,
+        poison=poison,
+        pin_first=GUESSING if plan.guess_rooms else (),
+    )
+
+
+def _look_ahead(config: ModelConfig, store: WeightStore, slots: ExpertSlots) -> LookAhead | None:
+    if slots.guesses is None:
+        return None
+    return LookAhead(config, router=store.router, guesses=slots.guesses)
+
+
+def _recall(mode: LookAheadMode, config: ModelConfig) -> Recall:
+    return Recall(num_layers=len(config.moe_layers), num_ranks=config.experts_per_token, always=mode == "on")
 
 
 def _policy(name: str, plan: Plan, config: ModelConfig, profile: ExpertProfile | None) -> Policy:

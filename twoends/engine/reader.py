@@ -108,6 +108,7 @@ class Reader:
         self._counters, self._trace = counters, trace
         self._ahead: deque[Piece] = deque()
         self._demand: deque[Piece] = deque()
+        self._guesses: deque[Piece] = deque()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._done = threading.Condition(self._lock)
@@ -116,11 +117,11 @@ class Reader:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, read: Read, *, demand: bool) -> None:
-        """Queues a read; demand reads go before all read-ahead."""
-        self.submit_all([read], demand=demand)
+    def submit(self, read: Read, *, demand: bool, guess: bool = False) -> None:
+        """Queues a read; demand reads go before all read-ahead, and that goes before guesses."""
+        self.submit_all([read], demand=demand, guess=guess)
 
-    def submit_all(self, reads: list[Read], *, demand: bool) -> None:
+    def submit_all(self, reads: list[Read], *, demand: bool, guess: bool = False) -> None:
         """Queues reads in their order."""
         pieces: list[Piece] = []
         for read in reads:
@@ -132,7 +133,7 @@ class Reader:
             self._count(read, size, len(of_read))
             pieces += of_read
         with self._lock:
-            (self._demand if demand else self._ahead).extend(pieces)
+            (self._guesses if guess else self._demand if demand else self._ahead).extend(pieces)
             self._work.notify(len(pieces))
 
     def wait(self, read: Read) -> None:
@@ -147,10 +148,30 @@ class Reader:
                     raise self._failed(read, 0, len(read.buffer), "the reader was closed")
             wait_s = time.perf_counter() - began
             self._counters.wait_s += wait_s
+            self._counters.num_waits += 1
+            if read.kind == "experts":
+                self._counters.expert_waits += 1
+                self._counters.expert_wait_s += wait_s
             if self._trace.on:
                 self._trace.event("wait", kind=read.kind, wait_s=round(wait_s, 6))
         if read.error is not None:
             raise read.error
+
+    def hurry(self, read: Read) -> None:
+        """A guess came true before it was read: what no thread has begun of it is a demand now."""
+        with self._lock:
+            self._demand.extend(piece for piece in self._guesses if piece[0] is read)
+            self._drop_guess(read)
+
+    def withdraw(self, read: Read) -> int:
+        """A guess was wrong: gives the bytes of it that no thread has begun, and that won't be read."""
+        with self._lock:
+            dropped = self._drop_guess(read)
+            read.pending -= len(dropped)
+        num_bytes = sum(dropped)
+        self._counters.num_reads -= len(dropped)
+        self._counters.bytes_experts -= num_bytes
+        return num_bytes
 
     def close(self) -> None:
         """Ends the threads; queued reads that no thread has begun are dropped."""
@@ -158,6 +179,7 @@ class Reader:
             self._closed = True
             self._ahead.clear()
             self._demand.clear()
+            self._guesses.clear()
             self._work.notify_all()
             self._done.notify_all()
         for thread in self._threads:
@@ -181,7 +203,7 @@ class Reader:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                while not self._demand and not self._ahead and not self._closed:
+                while not (self._demand or self._ahead or self._guesses or self._closed):
                     self._work.wait()
                 if self._closed:
                     return
@@ -210,7 +232,7 @@ class Reader:
 
         Small reads side by side are slower than one of their size; but no thread may be left without work.
         """
-        queue = self._demand or self._ahead
+        queue = self._demand or self._ahead or self._guesses
         run = [queue.popleft()]
         total = run[0][2]
         while len(queue) >= len(self._threads) and total + queue[0][2] <= self._piece_bytes:
@@ -235,6 +257,12 @@ class Reader:
             errors.append(None if came >= size else self._fill(read, at, size))
             came = max(came - size, 0)
         return errors
+
+    def _drop_guess(self, read: Read) -> list[int]:
+        """The lock is held: takes the pieces of a read out of the guesses; gives their sizes."""
+        dropped = [size for found, _, size in self._guesses if found is read]
+        self._guesses = deque(piece for piece in self._guesses if piece[0] is not read)
+        return dropped
 
     def _finish(self, read: Read, error: BaseException | None) -> None:
         """The lock is held; `wait` may look without it, and must never take failed bytes for good ones."""
