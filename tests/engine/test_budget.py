@@ -83,7 +83,7 @@ def test_the_rows_are_a_sum_within_the_budget_and_nothing_is_negative(
     assert found.total_bytes == sum(row.num_bytes for row in found.rows) <= ram_bytes == found.ram_bytes
     for field in dataclasses.fields(found):
         value = getattr(found, field.name)
-        assert isinstance(value, tuple) or value >= 0, field.name
+        assert isinstance(value, tuple | str) or value >= 0, field.name
     assert all(row.num_bytes > 0 for row in found.rows)
     assert found.pinned_bytes <= found.pin_budget_bytes <= found.trunk_bytes_per_pass
     assert found.streamed_bytes_per_pass >= 0
