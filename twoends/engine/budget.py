@@ -162,17 +162,11 @@ def make_plan(
         *_draft_rows(config, draft_tokens),
         *more_rows,
     )
-    base = _lay_base(
-        config,
-        index,
-        fixed,
-        ram_bytes=ram_bytes,
-        num_sequences=num_sequences,
-        limits=(most_rows, chunk_tokens, draft_tokens),
-    )
-    slot, experts = base.slot, len(config.moe_layers) * config.num_experts
+    limits = (most_rows, chunk_tokens, draft_tokens)
+    base = _lay_base(config, index, fixed, ram_bytes=ram_bytes, num_sequences=num_sequences, limits=limits)
+    experts = len(config.moe_layers) * config.num_experts
     hits = curve or assumed_curve(cycle_slots=_cycle(config), all_slots=experts)
-    splitter = Splitter(config=config, index=index, slot=slot, curve=hits, look_ahead=look_ahead)
+    splitter = Splitter(config=config, index=index, slot=base.slot, curve=hits, look_ahead=look_ahead)
     shares = splitter.split(base.left, floor_window=base.floor_window)
     return Plan(
         ram_bytes=ram_bytes,
@@ -185,11 +179,11 @@ def make_plan(
         pin_budget_bytes=shares.pin_budget,
         pinned_bytes=shares.pinned,
         num_slots=shares.slots,
-        slot_bytes=slot,
-        rows=(*fixed, base.scratch, *_rows_of(shares, slot=slot, num_experts=experts)),
+        slot_bytes=base.slot,
+        rows=(*fixed, base.scratch, *_rows_of(shares, slot=base.slot, num_experts=experts)),
         floor_rows=base.floor_rows,
         trunk_bytes_per_pass=pass_bytes(shares.entries),
-        expert_bytes_per_request=expert_read_bytes(index) if slot else 0.0,
+        expert_bytes_per_request=expert_read_bytes(index) if base.slot else 0.0,
         experts_per_pass=_cycle(config),
         experts_in_all=experts,
         expected_hits=hits.share(shares.slots),
