@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,7 +63,7 @@ def _plain(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-_TEXTS = {
+_TEXTS: dict[Unit, Callable[[float, str], str]] = {
     "bytes": lambda v, _: format_bytes(v),
     "GB": lambda v, _: f"{v / 1e9:,.1f} GB",
     "GiB": lambda v, _: f"{v / 2**30:,.3f} GiB",

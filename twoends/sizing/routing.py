@@ -67,7 +67,7 @@ class Rows:
 def uniform_distinct(config: ModelConfig, tokens: float) -> float:
     """Different experts of one layer that so many independent tokens choose."""
     experts, chosen = config.num_experts, config.experts_per_token
-    return experts * (1 - (1 - chosen / experts) ** tokens)
+    return experts * (1.0 - float((1 - chosen / experts) ** tokens))
 
 
 def distinct_experts(config: ModelConfig, rows: Rows, curve: RoutingCurve | None) -> float:
