@@ -1,7 +1,8 @@
 """How fast this machine multiplies: measured by `doctor`, kept in the user's cache, used by every estimate.
 
-Four figures explain a pass: bytes of BF16 and of MXFP4 that the kernels take from memory per second, one
-row at a time and all threads at work, and what a layer and an expert cost whatever their size.
+Three figures explain a pass that reads nothing: bytes of BF16 trunk and of MXFP4 experts that go through
+the kernels per second, one row at a time and all threads at work, and what a layer costs whatever its size.
+A fourth belongs to the disk: what a layer waits for missing experts beyond their bytes over the disk's rate.
 """
 
 from __future__ import annotations
@@ -20,15 +21,14 @@ from twoends.checkpoint.index_cache import cache_directory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeRate:
-    """What `doctor` measured with one choice of kernels and threads."""
+    """What `doctor` measured with one choice of kernels and threads, and on one device."""
 
     isa: str
     threads: int
     bf16_bytes_per_s: float
     mxfp4_bytes_per_s: float
     layer_s: float
-    expert_s: float
-    memory_bytes_per_s: float
+    miss_s: float
     date: str
 
     def as_object(self) -> dict[str, Any]:
@@ -36,9 +36,9 @@ class ComputeRate:
         return dataclasses.asdict(self)
 
 
-def keep_compute(rate: ComputeRate) -> None:
-    """Stores the rate under its kernels and threads; a cache that can't be written is no error."""
-    known = _read_all() | {_key(rate.isa, rate.threads): rate.as_object()}
+def keep_compute(directory: Path, rate: ComputeRate) -> None:
+    """Stores the rate under its kernels, threads and device; a cache that can't be written is no error."""
+    known = _read_all() | {_key(directory, rate.isa, rate.threads): rate.as_object()}
     with contextlib.suppress(OSError):
         _place().parent.mkdir(parents=True, exist_ok=True)
         temporary = _place().with_suffix(f".{os.getpid()}.part")
@@ -46,9 +46,9 @@ def keep_compute(rate: ComputeRate) -> None:
         temporary.replace(_place())
 
 
-def kept_compute(*, isa: str | None, threads: int) -> ComputeRate | None:
-    """What was kept for these kernels and threads; None where nothing sound was."""
-    kept = _read_all().get(_key(isa or "reference", threads))
+def kept_compute(directory: Path, *, isa: str | None, threads: int) -> ComputeRate | None:
+    """What was kept for these kernels, threads and the disk that holds `directory`; None for nothing sound."""
+    kept = _read_all().get(_key(directory, isa or "reference", threads))
     return None if kept is None else ComputeRate(**kept)
 
 
@@ -70,11 +70,11 @@ def _is_sound(value: Any) -> bool:
     texts = all(isinstance(value[name], str) for name in ("isa", "date"))
     numbers = [value[name] for name, kind in fields.items() if kind in ("float", "int")]
     real = all(isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers)
-    return texts and real and all(n > 0 for n in numbers)
+    return texts and real and all(n >= 0 for n in numbers) and value["bf16_bytes_per_s"] > 0 < value["mxfp4_bytes_per_s"]
 
 
-def _key(isa: str, threads: int) -> str:
-    return f"{isa}, {threads} threads"
+def _key(directory: Path, isa: str, threads: int) -> str:
+    return f"{isa}, {threads} threads, device {os.stat(directory).st_dev}"
 
 
 def _place() -> Path:
