@@ -27,6 +27,7 @@ COMMANDS = {
     "plan": "show how a budget would be used, before anything is read",
     "inspect": "check a checkpoint and list what is in it",
     "doctor": "check this machine: kernels, memory, disk",
+    "size": "what a model needs, how fast it will be, what it costs",
     "tiny": "write a small synthetic checkpoint to try things on",
     "pack": "store the trunk in two thirds of its bytes, lossless",
     "bench": "measure kernels, cache policies, memory budgets",

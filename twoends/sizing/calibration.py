@@ -47,7 +47,7 @@ def keep_compute(directory: Path, rate: ComputeRate) -> None:
 
 
 def kept_compute(directory: Path, *, isa: str | None, threads: int) -> ComputeRate | None:
-    """What was kept for these kernels, threads and the disk that holds `directory`; None for nothing sound."""
+    """What was kept for these kernels, threads and the disk of `directory`; None for nothing sound."""
     kept = _read_all().get(_key(directory, isa or "reference", threads))
     return None if kept is None else ComputeRate(**kept)
 
@@ -56,7 +56,7 @@ def _read_all() -> dict[str, Any]:
     try:
         found = json.loads(_place().read_text())
     except (OSError, ValueError):
-        # Nothing was measured yet, or the file is damaged: an estimate then leaves arithmetic out and says so.
+        # Nothing was measured yet, or the file is damaged: an estimate then leaves arithmetic out.
         return {}
     if not isinstance(found, dict):
         return {}
@@ -70,7 +70,12 @@ def _is_sound(value: Any) -> bool:
     texts = all(isinstance(value[name], str) for name in ("isa", "date"))
     numbers = [value[name] for name, kind in fields.items() if kind in ("float", "int")]
     real = all(isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers)
-    return texts and real and all(n >= 0 for n in numbers) and value["bf16_bytes_per_s"] > 0 < value["mxfp4_bytes_per_s"]
+    return (
+        texts
+        and real
+        and all(n >= 0 for n in numbers)
+        and value["bf16_bytes_per_s"] > 0 < value["mxfp4_bytes_per_s"]
+    )
 
 
 def _key(directory: Path, isa: str, threads: int) -> str:

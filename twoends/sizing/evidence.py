@@ -11,14 +11,14 @@ from twoends.units import format_bytes, format_duration
 Kind = Literal["measured", "arithmetic", "reported"]
 # Bytes are shown in powers of ten; GiB only where it is asked for by name.
 Unit = Literal[
-    "bytes", "GB", "GiB", "bytes/s", "s", "tokens/s", "tokens/h", "parameters", "count", "ratio", "share", "bits",
-    "W", "FLOP/s", "tokens", "money", "years",
+    "bytes", "B", "GB", "GiB", "bytes/s", "s", "tokens/s", "tokens/h", "parameters", "count", "ratio",
+    "share", "bits", "W", "FLOP/s", "tokens", "money", "years",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """`value` in `unit`; `source` is a formula, a command or a publication. Money has its currency in `of`."""
+    """`value` in `unit`; `source` is a formula, a command or a publication; `of` is a currency."""
 
     value: float
     unit: Unit
@@ -34,9 +34,15 @@ class Figure:
     def as_object(self) -> dict[str, Any]:
         """For JSON."""
         unit = f"{self.of}" if self.unit == "money" else self.unit
-        # "GB" and "GiB" are ways to show bytes; the value is in bytes in any case.
-        unit = "bytes" if unit in ("GB", "GiB") else unit
-        return {"value": self.value, "unit": unit, "kind": self.kind, "source": self.source, "text": self.text}
+        # "B", "GB" and "GiB" are ways to show bytes; the value is in bytes in any case.
+        unit = "bytes" if unit in ("B", "GB", "GiB") else unit
+        return {
+            "value": self.value,
+            "unit": unit,
+            "kind": self.kind,
+            "source": self.source,
+            "text": self.text,
+        }
 
 
 def arithmetic(value: float, unit: Unit, source: str, *, of: str = "") -> Figure:
@@ -63,9 +69,17 @@ def _plain(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+def _percent(share: float) -> str:
+    percent = 100 * share
+    if 0 < percent < 0.01:
+        return "< 0.01 %"
+    return f"{percent:.3g} %" if percent < 999.5 else f"{percent:,.0f} %"
+
+
 _TEXTS: dict[Unit, Callable[[float, str], str]] = {
     "bytes": lambda v, _: format_bytes(v),
-    "GB": lambda v, _: f"{v / 1e9:,.1f} GB",
+    "B": lambda v, _: f"{v:,.0f} B",
+    "GB": lambda v, _: f"{v / 1e9:,.1f} GB" if v >= 5e7 or not v else format_bytes(v),
     "GiB": lambda v, _: f"{v / 2**30:,.3f} GiB",
     "bytes/s": lambda v, _: f"{format_bytes(v)}/s",
     "s": lambda v, _: format_duration(v),
@@ -73,8 +87,8 @@ _TEXTS: dict[Unit, Callable[[float, str], str]] = {
     "tokens/h": lambda v, _: f"{v / 1e6:,.2f} million tokens/h",
     "parameters": lambda v, _: f"{v:,.0f}",
     "count": lambda v, of: f"{_plain(v)} {of}".rstrip(),
-    "ratio": lambda v, _: f"{_plain(v)} x",
-    "share": lambda v, _: f"{100 * v:.3g} %" if v < 9.995 else f"{100 * v:,.0f} %",
+    "ratio": lambda v, _: f"{v:.2f} x",
+    "share": lambda v, _: _percent(v),
     "bits": lambda v, _: f"{_plain(v)} bits",
     "W": lambda v, _: f"{v:,.0f} W",
     "FLOP/s": lambda v, _: f"{v / 1e12:,.1f} TFLOP/s",

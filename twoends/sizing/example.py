@@ -86,7 +86,11 @@ def _memory_steps(facts: _Facts, card: Accelerator) -> tuple[Step, ...]:
     name = card.name
     return (
         Step(name="parameters", figure=reported(facts.parameters, "parameters", facts.source)),
-        Step(name="bits a weight", figure=reported(facts.bits, "bits", facts.source), remark="4, and its share of a scale of 8 for 32"),
+        Step(
+            name="bits a weight",
+            figure=reported(facts.bits, "bits", facts.source),
+            remark="4, and its share of a scale of 8 for 32",
+        ),
         Step(name="weights", figure=arithmetic(weights, "GB", "parameters x bits / 8")),
         Step(name=f"memory of a {name}", figure=card.memory_bytes),
         Step(
@@ -190,6 +194,5 @@ def _left_out(
         Step(
             name=f"{other.name} for that",
             figure=arithmetic(other_fit.by_memory, "count", "weights / memory, rounded up", of=other.name),
-            remark="the same five nodes hold it",
         ),
     )

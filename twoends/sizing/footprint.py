@@ -86,7 +86,7 @@ class Footprint:
 
     @property
     def active_parameters(self) -> int:
-        """What one token is multiplied with. The embedding is a table of which it reads a row: not counted."""
+        """What one token is multiplied with; the embedding, of which it reads a row, is not counted."""
         resident = self.trunk_parameters + self.top.parameters - self.embedding.parameters
         return resident + self.experts_per_token * self.expert_parameters
 

@@ -115,7 +115,7 @@ def _rungs(machine: Machine) -> list[Machine]:
             sizes.add(machine.ram_bytes.value)
         return [_with_ram(machine, size) for size in sorted(sizes)]
     node = machine.accelerator.node
-    counts = {n for n in (1, 2, 4, *range(node, 8 * node + 1, node))} | {machine.count}
+    counts = {1, 2, 4, *range(node, 8 * node + 1, node), machine.count}
     return [dataclasses.replace(machine, count=count) for count in sorted(counts)]
 
 

@@ -1,4 +1,4 @@
-"""Machines: disk, host memory, cores, accelerators. From a table with sources, or as described on the spot."""
+"""Machines: disk, host memory, cores, accelerators. From a table with sources, or as described."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class SizedModel:
 
 
 def load_model(word: str) -> SizedModel:
-    """`word` is a released model's name or a directory with a config.json. Raises OptionError, ConfigError."""
+    """A released model by name, or a directory with a config.json. Raises OptionError, ConfigError."""
     if word in RELEASES and not Path(word).is_dir():
         return _released(word)
     directory = Path(word)
@@ -53,7 +53,9 @@ def load_model(word: str) -> SizedModel:
         source = directory / "config.json"
         return _from_object(read_json_object(source), source=source, name=word, origin=str(source))
     if directory.is_dir():
-        raise ConfigError(f"There is no config.json in {directory}.", evidence=[("directory", str(directory))])
+        raise ConfigError(
+            f"There is no config.json in {directory}.", evidence=[("directory", str(directory))]
+        )
     raise OptionError(
         f"'{word}' is neither a released model nor a directory.",
         evidence=[("nearest known name", nearest(word, RELEASES))],

@@ -133,7 +133,9 @@ def break_even(
         tokens_per_h=arithmetic(tokens_per_h, "tokens/h", "hourly cost / value of a million output tokens"),
         tokens_per_s=arithmetic(per_s, "tokens/s", "the same / 3,600 s, around the clock"),
         utilisation=utilisation,
-        busy_tokens_per_s=arithmetic(per_s / utilisation, "tokens/s", f"the same / utilisation {utilisation:g}"),
+        busy_tokens_per_s=arithmetic(
+            per_s / utilisation, "tokens/s", f"the same / utilisation {utilisation:g}"
+        ),
     )
 
 
@@ -161,7 +163,9 @@ def owning_cost(owning: Owning, prices: PriceTable, *, currency: str) -> OwningC
     energy = prices.convert(owning.energy, currency).amount
     hours = owning.years * HOURS_PER_YEAR
     lost = price * (1 - owning.residual_share) / hours
-    how = f"{price:,.0f} {currency} x (1 - {owning.residual_share:g}) / ({owning.years:g} x {HOURS_PER_YEAR} h)"
+    how = (
+        f"{price:,.0f} {currency} x (1 - {owning.residual_share:g}) / ({owning.years:g} x {HOURS_PER_YEAR} h)"
+    )
     kilowatts = owning.watts.value / 1000 * owning.overhead
     power = f"{kilowatts:,.2f} kW at the wall (PUE {owning.overhead:g}) x {energy:g} {currency} a kWh"
     return OwningCost(

@@ -66,7 +66,10 @@ class PriceTable:
             raise OptionError(
                 f"no exchange rate for {currency} is known.",
                 evidence=[("nearest known name", nearest(currency, list(self.per_usd)))],
-                remedies=[f"Say how many make a dollar:  --exchange {currency}=0.9", "Or put it in --prices FILE"],
+                remedies=[
+                    f"Say how many make a dollar:  --exchange {currency}=0.9",
+                    "Or put it in --prices FILE",
+                ],
             )
         return self.per_usd[currency]
 
@@ -74,7 +77,9 @@ class PriceTable:
         """ "EUR=0.86": so many to one dollar. Raises OptionError."""
         match = _EXCHANGE.fullmatch(word)
         if match is None or float(match.group(2)) <= 0:
-            raise OptionError(f"--exchange: '{word}' is not a rate above zero.", remedies=["Write:  EUR=0.86"])
+            raise OptionError(
+                f"--exchange: '{word}' is not a rate above zero.", remedies=["Write:  EUR=0.86"]
+            )
         rate = Figure(value=float(match.group(2)), unit="count", kind="reported", source=YOURS)
         self.per_usd[match.group(1).upper()] = rate
 
@@ -97,9 +102,7 @@ def load_prices(extra: Path | None = None) -> PriceTable:
         tables = read_toml(path)
         check_keys(tables, ("currency", "rent", "api"), path=path)
         for entry in entries(tables, "currency", path=path):
-            rate = Figure(
-                value=entry.number("per_usd"), unit="count", kind="reported", source=entry.origin()
-            )
+            rate = Figure(value=entry.number("per_usd"), unit="count", kind="reported", source=entry.origin())
             table.per_usd[_code(entry, "code")] = rate
             entry.done()
         for entry in entries(tables, "rent", path=path):

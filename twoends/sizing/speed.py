@@ -25,7 +25,7 @@ _KERNELS = "twoends bench kernels --threads 1, one Zen 4 core with AVX-512, 2026
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreRate:
-    """One core's products from memory: packed bytes per second for one row, operations per second for many."""
+    """One core's products: bytes from memory per second for one row, operations per second for many."""
 
     bf16_rate: Figure
     mxfp4_rate: Figure
@@ -133,7 +133,9 @@ class Speed:
         return "resident" if everything or len(self.tiers) == 1 else "resident, host and accelerators"
 
 
-def demand_of(foot: Footprint, rows: Rows, *, form: WeightForm, context_tokens: int, value_bytes: int) -> Demand:
+def demand_of(
+    foot: Footprint, rows: Rows, *, form: WeightForm, context_tokens: int, value_bytes: int
+) -> Demand:
     """The bytes that a pass needs. Raises OptionError for drafts beyond the measured curve."""
     config, curve = foot.model.config, curve_of(foot.model)
     distinct = distinct_experts(config, rows, curve)
@@ -278,7 +280,9 @@ def _accelerator_links(
     if machine.memory_rate is not None and outside:
         links.append(_link("host memory", outside + from_disk, machine.memory_rate, "weights not in HBM"))
     if outside:
-        links.append(_link("PCIe", outside / count, card.pcie_rate, "weights not in HBM, an equal share each"))
+        links.append(
+            _link("PCIe", outside / count, card.pcie_rate, "weights not in HBM, an equal share each")
+        )
     moved = (demand.weight_bytes + demand.sequence_bytes) / count
     links.append(_link("HBM", moved, card.memory_rate, "weights, state and cache, an equal share each"))
     ring = min(count, card.node)

@@ -55,7 +55,7 @@ class Entry:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.wrong(f"'{key}' must be a number, not {value!r}")
         if value <= 0 or value < least:
-            raise self.wrong(f"'{key}' is {value}; it must be above {'zero' if not least else least}")
+            raise self.wrong(f"'{key}' is {value}; it must be above {least or 'zero'}")
         return float(value)
 
     def whole(self, key: str, *, default: int | None = None) -> int:
