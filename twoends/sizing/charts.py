@@ -12,7 +12,7 @@ from twoends.units import format_bytes, format_duration
 
 _WIDTH, _HEIGHT = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 12, 46
-_MOST_TICKS = 8
+_MOST_TICKS = 9
 # Classes c1 to c7; more curves than that would not be told apart.
 _COLOURS = 7
 
@@ -58,7 +58,7 @@ def _axis(values: Sequence[float], *, begin: float, end: float) -> _Axis:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers between, at most eight: 1, 2, 5 of each decade, or fewer."""
+    """Round numbers between, at most nine: 1, 2, 5 of each decade, or fewer."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for steps in ((1, 2, 5), (1, 3), (1,)):
         found = [m * 10.0**e for e in range(first, last + 1) for m in steps]

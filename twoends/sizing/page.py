@@ -37,11 +37,11 @@ h2 { font-size: 1.3rem; margin: 3rem 0 0.75rem; padding-top: 1rem; border-top: 1
 h3 { font-size: 1rem; margin: 1.5rem 0 0.4rem; font-weight: 600; }
 p { margin: 0.4rem 0; color: var(--soft); max-width: 44rem; }
 .sub { font-size: 1.05rem; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr)); gap: 0.75rem;
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 0.75rem;
   margin: 1.5rem 0 0; padding: 0; list-style: none; }
 .cards li { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 0.8rem 1rem; }
-.cards b { display: block; font-size: 1.2rem; font-variant-numeric: tabular-nums; }
+.cards b { display: block; font-size: 1.1rem; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .cards span { color: var(--soft); font-size: 0.85rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92rem; }
@@ -110,8 +110,13 @@ def _cards(report: Report) -> str:
     for key, name, words in _CARDS:
         lines = {line.key: line for line in sections[key].lines} if key in sections else {}
         if name in lines:
-            items.append(f"<li><b>{html.escape(lines[name].figure.text)}</b><span>{words}</span></li>")
+            items.append(f"<li><b>{html.escape(_short(lines[name].figure))}</b><span>{words}</span></li>")
     return f'<ul class="cards">{"".join(items)}</ul>'
+
+
+def _short(figure: Figure) -> str:
+    """A count of parameters in billions; all else as it is."""
+    return f"{figure.value / 1e9:,.1f} billion" if figure.unit == "parameters" else figure.text
 
 
 def _section(section: Section, sources: tuple[str, ...]) -> str:
