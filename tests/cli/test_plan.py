@@ -89,7 +89,8 @@ def test_the_screen_to_the_letter(capsys):
     layers = {"kda_layers": range(69), "mla_layers": range(24), "num_layers": 93, "family": "kimi-k3"}
     checkpoint = SimpleNamespace(
         directory=Path("nowhere"),
-        config=SimpleNamespace(**layers), index=SimpleNamespace(total_bytes=1_560_860_324_864)
+        config=SimpleNamespace(**layers),
+        index=SimpleNamespace(total_bytes=1_560_860_324_864),
     )
     report = PlanReport(
         checkpoint=checkpoint,

@@ -122,8 +122,8 @@ def test_owning_is_depreciation_and_power(prices):
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
-    [("years", 0.0, "--years is 0"), ("years", -1.0, "--years is -1"), ("residual_share", 1.0, "--residual is 1"),
-     ("overhead", 0.5, "--pue is 0.5")],
+    [("years", 0.0, "--years is 0"), ("years", -1.0, "--years is -1"),
+     ("residual_share", 1.0, "--residual is 1"), ("overhead", 0.5, "--pue is 0.5")],
 )  # fmt: skip
 def test_impossible_owning_is_refused(field, value, words):
     fields = {

@@ -15,7 +15,7 @@ from twoends.sizing.fit import fit, form_on
 from twoends.sizing.ladder import draft_rows, ladder, load_rows
 from twoends.sizing.machines import Machine
 from twoends.sizing.routing import Rows, curve_of, distinct_experts, uniform_distinct
-from twoends.sizing.speed import PROGRAM_BYTES, speed
+from twoends.sizing.speed import program_bytes, speed
 
 # n: (distinct by formula, GB of experts a token, GB in all with the trunk streamed)
 UNIFORM = {
@@ -152,7 +152,7 @@ def test_bytes_of_a_token_are_those_of_the_engines_plan(k3, gigabytes):
         config,
         predicted_index(Path("nowhere"), config),
         ram_bytes=gigabytes * 10**9,
-        program_bytes=PROGRAM_BYTES,
+        program_bytes=program_bytes(k3),
         context_tokens=4096,
         chunk_tokens=1,
     )

@@ -89,7 +89,7 @@ def _memory_steps(facts: _Facts, card: Accelerator) -> tuple[Step, ...]:
         Step(
             name="bits a weight",
             figure=reported(facts.bits, "bits", facts.source),
-            remark="4, and its share of a scale of 8 for 32",
+            remark="4 and 8 for every 32",
         ),
         Step(name="weights", figure=arithmetic(weights, "GB", "parameters x bits / 8")),
         Step(name=f"memory of a {name}", figure=card.memory_bytes),
@@ -131,7 +131,7 @@ def _other_steps(facts: _Facts, other: Accelerator, other_rent: Money, rent: Mon
         Step(
             name=f"weights on {other.generation}",
             figure=arithmetic(weights, "GB", f"parameters x {facts.other_bits:g} bits / 8"),
-            remark="8 bits where 4-bit floats can't be multiplied",
+            remark="no 4-bit floats there",
         ),
         Step(
             name=f"nodes of {other.node} x {other.name}",
@@ -164,12 +164,12 @@ def _left_out(
         Step(
             name=f"break-even at {agents.mix.name}",
             figure=agents.tokens_per_s,
-            remark="output tokens; each brings input along",
+            remark="output; input comes along",
         ),
         Step(
             name="busy half the time",
             figure=half.busy_tokens_per_s,
-            remark="while busy; the article's node never rests",
+            remark="the node never rests there",
         ),
         Step(
             name="the real checkpoint",
@@ -179,7 +179,7 @@ def _left_out(
         Step(
             name="routed experts in it",
             figure=arithmetic(routed, "share", "bytes of routed experts / of all tensors"),
-            remark="the rest is BF16 and does not shrink",
+            remark="the rest is BF16",
         ),
         Step(
             name="left over in truth",
@@ -189,7 +189,7 @@ def _left_out(
         Step(
             name=f"on {other.generation} in truth",
             figure=arithmetic(on_other.num_bytes, "GB", "experts at 8 bits, the rest BF16"),
-            remark="8 bits for the experts, as above",
+            remark="8 bits for experts only",
         ),
         Step(
             name=f"{other.name} for that",

@@ -17,9 +17,10 @@ from twoends.sizing.machines import Machine
 from twoends.sizing.routing import RoutingCurve, Rows, curve_name, curve_of, distinct_experts
 from twoends.units import format_bytes
 
-# Measured: this program with the released tokenizer, its window and the activations of a chunk of rows.
-PROGRAM_BYTES = 120_000_000
-WINDOW_BYTES = 100_000_000
+# Measured: this program, what its tokenizer adds for each token; and the widest window of its plans.
+PROGRAM_BYTES = 70_000_000
+_TOKENIZER_BYTES_PER_TOKEN = 290
+_WINDOW_BYTES = 100_000_000
 _KERNELS = "twoends bench kernels --threads 1, one Zen 4 core with AVX-512, 2026-11-30 (docs/numbers.md)"
 
 
@@ -130,7 +131,7 @@ class Speed:
             return "trunk resident"
         first = self.tiers[0]
         everything = first.trunk_bytes >= whole - 1 and first.hit_share >= 1
-        return "resident" if everything or len(self.tiers) == 1 else "resident, host and accelerators"
+        return "resident" if everything or len(self.tiers) == 1 else "resident in both memories"
 
 
 def demand_of(
@@ -182,7 +183,7 @@ def speed(
 
 def _tiers(foot: Footprint, machine: Machine, demand: Demand, *, state_bytes: float) -> tuple[Tier, ...]:
     sizes: list[tuple[str, float, float]] = []
-    program = PROGRAM_BYTES + WINDOW_BYTES
+    program = program_bytes(foot) + min(_WINDOW_BYTES, foot.trunk_bytes // 4)
     if machine.accelerator is not None:
         size = machine.count * machine.accelerator.memory_bytes.value
         sizes.append(("accelerators", size, state_bytes))
@@ -218,6 +219,11 @@ def _tiers(foot: Footprint, machine: Machine, demand: Demand, *, state_bytes: fl
             )
         )
     return tuple(tiers)
+
+
+def program_bytes(foot: Footprint) -> int:
+    """What this program takes of a host's memory before any weight."""
+    return PROGRAM_BYTES + _TOKENIZER_BYTES_PER_TOKEN * foot.model.config.vocab_size
 
 
 def hit_share(foot: Footprint, held_bytes: float, *, demand: Demand, curve: RoutingCurve | None) -> float:
