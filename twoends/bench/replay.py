@@ -84,6 +84,11 @@ def engine_hits(trace: RoutingTrace, num_slots: int) -> int:
     return _replay_engine(trace, num_slots, trace.layers, trace.num_experts).hits
 
 
+def engine_passes(trace: RoutingTrace, num_slots: int) -> list[tuple[int, int]]:
+    """(requests, hits) of every pass; a pass begins at the first of the layers."""
+    return _replay_engine(trace, num_slots, trace.layers, trace.num_experts).passes
+
+
 def measured_profile(
     trace: RoutingTrace, report: ReplayReport, *, fingerprint: str, layers: range, num_experts: int
 ) -> ExpertProfile:
@@ -108,8 +113,14 @@ def _replay_engine(trace: RoutingTrace, num_slots: int, layers: range, num_exper
         )
     )
     for step in trace.steps:
+        if step.layer == trace.layers[0]:
+            cache.passes.append((0, 0))
+        keys = [(step.layer, expert) for expert in dict.fromkeys(step.ids_TS.ravel().tolist())]
+        before = cache.hits
         cache.policy.observe(step.layer, step.ids_TS)
-        cache.serve([(step.layer, expert) for expert in dict.fromkeys(step.ids_TS.ravel().tolist())])
+        cache.serve(keys)
+        requests, hits = cache.passes[-1]
+        cache.passes[-1] = (requests + len(keys), hits + cache.hits - before)
     return cache
 
 
@@ -119,6 +130,8 @@ class _Slots:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.hits = 0
+        # (requests, hits) of every pass that was replayed.
+        self.passes: list[tuple[int, int]] = []
         self._where: dict[Key, int] = {}
         self._owner: dict[int, Key] = {}
 
