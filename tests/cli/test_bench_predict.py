@@ -20,7 +20,7 @@ from twoends.sizing.estimate import Estimate
 big = pytest.mark.skipif("not config.getoption('--big')", reason="--big was not given")
 native = pytest.mark.skipif(not is_built(), reason="the native kernels are not built")
 
-WORDS = ("--rungs", "124MB,200MB", "--repeat", "1", "-n", "6", "--cap", "none")
+WORDS = ("--rungs", "300MB,400MB", "--repeat", "1", "-n", "6", "--cap", "none")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_without_doctors_figures_nothing_is_predicted(twoends, nano):
 @native
 def test_hits_of_the_decoding_passes_are_predicted_to_the_request(twoends, nano, measured):
     def counts(new):
-        words = ("--ids", "1,2,3,4,5,6,7,8", "-n", new, "--ram", "200MB", "--json")
+        words = ("--ids", "1,2,3,4,5,6,7,8", "-n", new, "--ram", "400MB", "--json")
         run = json.loads(twoends("run", nano, *words).out)
         return run["expert_requests"], run["expert_hits"]
 
@@ -55,8 +55,8 @@ def test_hits_of_the_decoding_passes_are_predicted_to_the_request(twoends, nano,
     # one new id comes from the prompt's pass alone; everything is in memory at this budget
     (all_asked, all_hits), (asked, hits) = counts(6), counts(1)
     assert found["predictions"][1]["hit_share"] == (all_hits - hits) / (all_asked - asked)
-    assert [row["ram_bytes"] for row in found["rows"]] == [124_000_000, 200_000_000]
-    assert set(found["errors"]) == {"124000000", "200000000"}
+    assert [row["ram_bytes"] for row in found["rows"]] == [300_000_000, 400_000_000]
+    assert set(found["errors"]) == {"300000000", "400000000"}
 
 
 @native

@@ -142,7 +142,11 @@ def _tier_table(found: Speed) -> Table:
             arithmetic(tier.reserved_bytes, "GB", "state, cache, program"),
             arithmetic(tier.trunk_bytes, "GB", "trunk and head come first"),
             arithmetic(tier.expert_bytes, "GB", "what is left holds experts"),
-            arithmetic(tier.hit_share, "share", "the better of the measured curve and of a fixed share"),
+            arithmetic(
+                tier.hit_share,
+                "share",
+                "the better of the measured curve (straight on from its end) and a fixed share",
+            ),
         )
         for tier in found.tiers
     )

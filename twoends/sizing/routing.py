@@ -37,9 +37,14 @@ class RoutingCurve:
         """Different experts of a layer that so many adjacent tokens choose."""
         return _between(self.rows, self.distinct, rows)
 
-    def hit_share(self, cycles: float) -> float:
-        """Share of requests that are answered by a cache of that many token cycles."""
-        return _between((0.0, *self.cycles), (0.0, *self.hits), cycles)
+    def hit_share(self, cycles: float, *, all_cycles: float) -> float:
+        """Share of requests that are answered by a cache of that many token cycles.
+
+        Beyond the last measured capacity a straight line to `all_cycles`, which hold every expert.
+        """
+        if all_cycles <= self.cycles[-1]:
+            return _between((0.0, *self.cycles), (0.0, *self.hits), cycles)
+        return _between((0.0, *self.cycles, all_cycles), (0.0, *self.hits, 1.0), cycles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,11 +231,14 @@ def hit_share(foot: Footprint, held_bytes: float, *, demand: Demand, curve: Rout
 
     The better of the engine's measured curve and of holding any fixed share of all experts.
     """
-    fixed = held_bytes / (foot.num_experts * demand.expert_bytes) if foot.num_experts else 1.0
-    if fixed > 1 - 1e-9:
+    every_byte = foot.num_experts * demand.expert_bytes
+    if held_bytes > every_byte * (1 - 1e-9):
         return 1.0
-    cycles = held_bytes / max(demand.routed_bytes, 1.0)
-    return max(fixed, 0.0 if curve is None else curve.hit_share(cycles))
+    fixed = held_bytes / every_byte
+    if curve is None:
+        return fixed
+    cycles = held_bytes / demand.routed_bytes
+    return max(fixed, curve.hit_share(cycles, all_cycles=every_byte / demand.routed_bytes))
 
 
 def _host_links(
