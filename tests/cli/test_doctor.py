@@ -41,6 +41,13 @@ def test_the_passes_that_it_measures_are_those_that_plan_uses(twoends, tmp_path)
     assert kept.as_object() == found["compute"]
 
 
+def test_where_memory_is_short_passes_are_not_measured_and_it_says_so(twoends, monkeypatch):
+    monkeypatch.setattr(doctor_machine, "available_bytes", lambda: 900_000_000)
+    result = twoends("doctor")
+    assert result.code == 0
+    assert "passes         not measured" in result.out or "passes    not measured" in result.out
+
+
 def test_it_leaves_no_file_behind(twoends, tmp_path):
     place = tmp_path / "place"
     place.mkdir()

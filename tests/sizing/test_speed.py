@@ -14,8 +14,9 @@ from twoends.sizing.evidence import reported
 from twoends.sizing.fit import fit, form_on
 from twoends.sizing.ladder import draft_rows, ladder, load_rows
 from twoends.sizing.machines import Machine
+from twoends.sizing.placement import program_bytes
 from twoends.sizing.routing import Rows, curve_of, distinct_experts, uniform_distinct
-from twoends.sizing.speed import program_bytes, speed
+from twoends.sizing.speed import speed
 
 # n: (distinct by formula, GB of experts a token, GB in all with the trunk streamed)
 UNIFORM = {

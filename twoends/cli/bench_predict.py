@@ -128,7 +128,7 @@ def _figures(values: Values, job: Job) -> Figures:
         what = "the disk" if disk is None else f"the arithmetic on {plural(choice.threads, 'thread')}"
         raise TwoendsError(
             f"a prediction needs doctor's figures of {what}.",
-            remedies=[f"Measure them:  twoends doctor --disk {job.model}"],
+            remedies=[f"Measure them:  twoends doctor --disk {job.model} --threads {choice.threads}"],
         )
     return Figures(disk=disk, compute=compute)
 

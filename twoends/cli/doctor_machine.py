@@ -24,7 +24,7 @@ from twoends.errors import OptionError, TwoendsError
 from twoends.kernels.choose import Choice
 from twoends.kernels.cores import allowed_cores
 from twoends.kernels.ops import Ops
-from twoends.sizing.calibrate import measure_compute
+from twoends.sizing.calibrate import NEEDED_BYTES, measure_compute
 from twoends.sizing.calibration import ComputeRate, keep_compute
 from twoends.units import format_bytes, format_duration, format_rate
 
@@ -95,8 +95,9 @@ def examine(values: Values, screen: Screen) -> Findings:
 def _measure_compute(
     directory: Path, choice: Choice | None, disk_bytes_per_s: float, screen: Screen
 ) -> ComputeRate | None:
-    """Keeps what `plan` and `size` reckon with. The numpy kernels would take minutes: not measured."""
-    if choice is None or choice.isa is None:
+    """Keeps what `plan` and `size` reckon with. Not with the numpy kernels, which would take minutes, and
+    not where memory is short: neither is the machine that a speed would be asked of."""
+    if choice is None or choice.isa is None or available_bytes() < NEEDED_BYTES:
         return None
     screen.live("  measuring the arithmetic on a small synthetic model")
     compute = measure_compute(directory, choice, disk_bytes_per_s=disk_bytes_per_s)
@@ -193,7 +194,7 @@ def _machine_facts(found: Findings) -> list[tuple[str, str]]:
 
 def _compute_facts(compute: ComputeRate | None) -> list[tuple[str, str]]:
     if compute is None:
-        return []
+        return [("passes", f"not measured: that needs native kernels and {format_bytes(NEEDED_BYTES)}")]
     rates = f"trunk at {format_rate(compute.bf16_bytes_per_s)}, experts at "
     rates += f"{format_rate(compute.mxfp4_bytes_per_s)} from memory"
     return [("passes", f"{rates}; {format_duration(compute.layer_s)} a layer besides")]

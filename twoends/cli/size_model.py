@@ -21,6 +21,7 @@ from twoends.kernels.cores import allowed_cores
 from twoends.sizing.answer import answer
 from twoends.sizing.calibration import ComputeRate, kept_compute
 from twoends.sizing.evidence import Figure, Unit, measured, reported
+from twoends.sizing.links import ZEN4_CORE, CoreRate
 from twoends.sizing.machines import Machine, MachineTable, load_machines
 from twoends.sizing.models import load_model
 from twoends.sizing.money import OUTPUT_ONLY, Owning
@@ -28,7 +29,6 @@ from twoends.sizing.page import page
 from twoends.sizing.prices import YOURS, PriceTable, load_prices
 from twoends.sizing.report import Question, Report
 from twoends.sizing.routing import Rows
-from twoends.sizing.speed import ZEN4_CORE, CoreRate
 
 _OWNING = ("years", "energy", "watts", "residual", "pue")
 

@@ -31,8 +31,8 @@ from twoends.kernels.choose import Choice
 from twoends.sizing.calibration import ComputeRate
 from twoends.units import format_bytes
 
-# Room that the temporary checkpoints take on disk.
-DISK_BYTES = 260_000_000
+# Memory that the open models take together, and some to spare.
+NEEDED_BYTES = 1_000_000_000
 _RAM_BYTES = 2_000_000_000
 # The preset whose layers the large model has.
 _LARGE = "mini"
@@ -157,8 +157,9 @@ def _solve(
     expert_rate = layers * (_MANY - _FEW) * expert_bytes / more_s
     experts_s = layers * _FEW * expert_bytes / expert_rate
     trunk_s = max(few.pass_s - experts_s - few.config.num_layers * layer_s, 0.1 * few.pass_s)
-    demanded_s = statistics.mean(missing.read_bytes) / disk_bytes_per_s
-    wait_s = max(statistics.median(missing.times) - many.pass_s - demanded_s, 0.0)
+    # With most of a dozen experts missing, every layer waits for some.
+    demanded_s = statistics.median(missing.read_bytes) / disk_bytes_per_s
+    wait_s = max(missing.pass_s - many.pass_s - demanded_s, 0.0)
     return ComputeRate(
         isa=choice.isa or "reference",
         threads=choice.threads,

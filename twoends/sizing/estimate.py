@@ -67,7 +67,8 @@ def estimate(
     arithmetic = None if is_packed else _arithmetic_s(plan, config, compute)
     demanded = 0.0 if disk is None else experts / disk.bytes_per_s
     if compute is not None and misses:
-        demanded += len(config.moe_layers) * compute.miss_s * misses
+        some_miss = 1.0 - hit_share**config.experts_per_token
+        demanded += len(config.moe_layers) * compute.miss_s * some_miss
     times = [reading, None if arithmetic is None else arithmetic + demanded]
     known = [time for time in times if time is not None]
     return Estimate(

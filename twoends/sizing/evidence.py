@@ -12,7 +12,7 @@ Kind = Literal["measured", "arithmetic", "reported"]
 # Bytes are shown in powers of ten; GiB only where it is asked for by name.
 Unit = Literal[
     "bytes", "B", "GB", "GiB", "bytes/s", "s", "tokens/s", "tokens/h", "parameters", "count", "ratio",
-    "share", "bits", "W", "FLOP/s", "tokens", "money", "years",
+    "share", "bits", "W", "FLOP/s", "tokens", "money",
 ]  # fmt: skip
 
 
@@ -94,5 +94,4 @@ _TEXTS: dict[Unit, Callable[[float, str], str]] = {
     "FLOP/s": lambda v, _: f"{v / 1e12:,.1f} TFLOP/s",
     "tokens": lambda v, _: f"{v:,.0f} tokens",
     "money": lambda v, of: f"{v:,.0f} {of}" if abs(v) >= 10_000 else f"{v:,.2f} {of}",
-    "years": lambda v, _: f"{_plain(v)} years",
 }

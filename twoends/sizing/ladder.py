@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from twoends.errors import DoesNotFit
 from twoends.sizing.evidence import arithmetic
 from twoends.sizing.footprint import Footprint
+from twoends.sizing.links import ZEN4_CORE, CoreRate
 from twoends.sizing.machines import Machine
 from twoends.sizing.routing import RoutingCurve, Rows, curve_of, uniform_distinct
-from twoends.sizing.speed import ZEN4_CORE, CoreRate, Speed, speed
+from twoends.sizing.speed import Speed, speed
 
 LOADS = (1, 2, 4, 8, 12, 16, 32, 64, 128, 256, 512)
 DRAFTS = (1, 2, 3, 4, 5, 7)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from twoends.sizing.evidence import Figure
+from twoends.sizing.links import CoreRate
 from twoends.sizing.machines import Machine, MachineTable
 from twoends.sizing.models import SizedModel
 from twoends.sizing.money import Mix, Owning
 from twoends.sizing.prices import Money, PriceTable
 from twoends.sizing.routing import Rows
-from twoends.sizing.speed import CoreRate
 
 Cell = str | Figure
 
@@ -36,7 +35,6 @@ class Question:
     tokens_per_s: float | None
     owning: Owning | None
     currency: str | None
-    directory: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
