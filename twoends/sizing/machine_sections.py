@@ -43,7 +43,11 @@ def fit_section(foot: Footprint, question: Question) -> Section:
     table = Table(
         key="accelerators", title="accelerators that hold the weights", columns=columns, rows=tuple(counts)
     )
+    formats = {card.generation: card.formats for card in question.machines.accelerators.values()}
     notes = (
+        "Formats: "
+        + "; ".join(f"{name} multiplies {', '.join(known)}" for name, known in formats.items())
+        + ".",
         "Where an accelerator can't multiply the released 4-bit floats, experts are counted at 8 bits; "
         "kernels that unpack 4-bit weights on their way would keep the released size (--experts-as MXFP4).",
         "Activations and the serving program's own memory are not counted.",
