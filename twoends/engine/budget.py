@@ -148,10 +148,9 @@ def make_plan(
 ) -> Plan:
     """The plan for `num_sequences` sequences of `context_tokens`. Raises DoesNotFit below the floor.
 
-    `program_bytes` was measured before any weight is read; kernels at work hold `backend_bytes`; `more_rows`
-    are what the caller holds beside the engine. A chunk (None: the plan chooses) has a row for each sequence,
-    and none that their contexts can't fill. `curve` is what was measured of this model's hits, None for what
-    is assumed of any.
+    `program_bytes` was measured before any weight is read; kernels at work hold `backend_bytes`, the caller
+    holds `more_rows`. A chunk (None: the plan chooses) has a row for each sequence, and none that their
+    contexts can't fill. `curve`: hits as measured of this model, None as assumed of any.
     """
     most_rows = num_sequences * context_tokens
     chunk_tokens = None if chunk_tokens is None else min(chunk_tokens, most_rows)
