@@ -52,6 +52,17 @@ def _options() -> tuple[Option, ...]:
     return (
         THREADS,
         Option(flag="--isa", value="X", help="kernels: instruction set, instead of the fastest"),
+        *_replay_options(),
+        *_ladder_options(),
+        Option(
+            flag="--plot", value="FILE", convert=Path, help="replay, ladder: a picture (.png, .svg, .pdf)"
+        ),
+        JSON,
+    )
+
+
+def _replay_options() -> tuple[Option, ...]:
+    return (
         Option(
             flag="--capacities",
             value="1/4,1,2",
@@ -76,6 +87,11 @@ def _options() -> tuple[Option, ...]:
             convert=Path,
             help="replay: keep what slots were worth to --model, for plan and run (--profile)",
         ),
+    )
+
+
+def _ladder_options() -> tuple[Option, ...]:
+    return (
         Option(
             flag="--rungs",
             value="200MB,1GB",
@@ -106,10 +122,6 @@ def _options() -> tuple[Option, ...]:
             help="ladder, predict: what enforces the budgets; auto: a memory cgroup, else RLIMIT_DATA",
         ),
         Option(flag="--out", value="FILE", convert=Path, help="ladder: the result file (ladder.json)"),
-        Option(
-            flag="--plot", value="FILE", convert=Path, help="replay, ladder: a picture (.png, .svg, .pdf)"
-        ),
-        JSON,
     )
 
 
