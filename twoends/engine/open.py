@@ -75,7 +75,7 @@ class Checkpoint:
             )
         if expert_activations == "mxfp8" and index.expert_format != "mxfp4":
             raise OptionError(
-                f"MXFP8 activations go with MXFP4 experts; {directory.name} has them in {index.expert_format}.",
+                f"MXFP8 activations go with MXFP4 experts; {directory.name} has {index.expert_format}.",
                 remedies=["Leave --expert-activations out."],
             )
         return cls(directory=directory, config=config, index=index)
