@@ -291,6 +291,7 @@ def _policy(name: str, plan: Plan, config: ModelConfig, profile: ExpertProfile |
         first_layer=config.num_dense_layers,
         num_layers=len(config.moe_layers),
         num_experts=config.num_experts,
+        choice=config.experts_per_token,
     )
     if profile is not None:
         assert isinstance(policy, Decayed), "only decayed counts can begin with a profile"
