@@ -27,8 +27,8 @@ _TRIAL_S = 0.25
 _ROUNDS = 3
 _PIECES = (MB, 2 * MB, PIECE_BYTES, 8 * MB)
 _DEPTHS = (2, DEPTH, 8)
-# The engine's usual way is kept unless another is clearly faster: a file that was just written may be read from
-# a cache below us, where small pieces look as good as large ones.
+# The engine's usual way is kept unless another is clearly faster: a file that was just written may be
+# read from a cache below us, where small pieces look as good as large ones.
 _CLEARLY = 1.25
 
 
