@@ -30,7 +30,7 @@ def measured(tmp_path):
     disk = DiskRate(bytes_per_s=1e9, date="2026-11-30", is_direct=True, piece_bytes=4 * 2**20, depth=4)
     rate = ComputeRate(
         isa=choice.isa, threads=choice.threads, bf16_bytes_per_s=10e9, mxfp4_bytes_per_s=5e9, layer_s=1e-4,
-        miss_s=1e-4, date="2026-11-30",
+        reading_bytes_per_s=1e9, date="2026-11-30",
     )  # fmt: skip
     keep_rate(tmp_path, disk)
     keep_compute(tmp_path, rate)

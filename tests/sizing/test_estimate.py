@@ -18,7 +18,7 @@ from twoends.sizing.estimate import estimate
 CONFIG = preset_config("mini")
 DISK = DiskRate(bytes_per_s=1e9, date="2026-11-30", is_direct=True, piece_bytes=4 * 2**20, depth=4)
 RATE = ComputeRate(
-    isa="avx512", threads=2, bf16_bytes_per_s=10e9, mxfp4_bytes_per_s=5e9, layer_s=1e-3, miss_s=0.0,
+    isa="avx512", threads=2, bf16_bytes_per_s=10e9, mxfp4_bytes_per_s=5e9, layer_s=1e-3, reading_bytes_per_s=2e9,
     date="2026-11-30",
 )  # fmt: skip
 
@@ -54,12 +54,12 @@ def test_experts_that_are_here_are_not_read():
     assert found.seconds == pytest.approx(0.094 + 0.025)
 
 
-def test_every_layer_waits_a_little_for_what_is_missing():
-    slow = dataclasses.replace(RATE, miss_s=1e-3)
-    plain, waiting = (
-        estimate(a_plan(pinned=500_000_000), CONFIG, disk=DISK, compute=r) for r in (RATE, slow)
-    )
-    assert waiting.seconds - plain.seconds == pytest.approx(len(CONFIG.moe_layers) * 1e-3)
+def test_reading_goes_at_the_rate_of_passes_that_stream_where_that_is_slower():
+    slow = dataclasses.replace(RATE, reading_bytes_per_s=DISK.bytes_per_s / 2)
+    plain, slower = (estimate(a_plan(pinned=0), CONFIG, disk=DISK, compute=r) for r in (RATE, slow))
+    assert plain.reading_s == pytest.approx(plain.read_bytes / DISK.bytes_per_s)
+    assert slower.reading_s == pytest.approx(2 * plain.reading_s)
+    assert slower.demanded_s == pytest.approx(2 * plain.demanded_s)
 
 
 def test_without_the_arithmetic_it_is_reading_alone():
@@ -107,8 +107,8 @@ def test_measuring_gives_rates_above_zero_and_leaves_nothing_behind(tmp_path, mo
     choice = choose(threads=1, isa=None, kernels=None)
     if choice.isa is None:
         pytest.skip("the native kernels are not built")
-    found = calibrate.measure_compute(tmp_path, choice, disk_bytes_per_s=1e9)
+    found = calibrate.measure_compute(tmp_path, choice)
     assert min(found.bf16_bytes_per_s, found.mxfp4_bytes_per_s, found.layer_s) > 0
-    assert found.miss_s >= 0
+    assert found.reading_bytes_per_s > 0
     assert list(tmp_path.iterdir()) == []
     assert json.loads(json.dumps(found.as_object()))["threads"] == 1

@@ -71,8 +71,8 @@ def examine(values: Values, screen: Screen) -> Findings:
     screen.live(f"  measuring the disk of {values.disk.resolve()}")
     disk = _measure(values.disk)
     screen.clear_live()
-    rate = keep_report(disk)
-    compute = _measure_compute(values.disk, choice, rate.bytes_per_s, screen)
+    keep_report(disk)
+    compute = _measure_compute(values.disk, choice, screen)
     cores, origin = allowed_cores()
     return Findings(
         choice=choice,
@@ -92,15 +92,13 @@ def examine(values: Values, screen: Screen) -> Findings:
     )
 
 
-def _measure_compute(
-    directory: Path, choice: Choice | None, disk_bytes_per_s: float, screen: Screen
-) -> ComputeRate | None:
+def _measure_compute(directory: Path, choice: Choice | None, screen: Screen) -> ComputeRate | None:
     """Keeps what `plan` and `size` reckon with. Not with the numpy kernels, which would take minutes, and
     not where memory is short: neither is the machine that a speed would be asked of."""
     if choice is None or choice.isa is None or available_bytes() < NEEDED_BYTES:
         return None
     screen.live("  measuring the arithmetic on a small synthetic model")
-    compute = measure_compute(directory, choice, disk_bytes_per_s=disk_bytes_per_s)
+    compute = measure_compute(directory, choice)
     screen.clear_live()
     keep_compute(directory, compute)
     return compute

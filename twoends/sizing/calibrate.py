@@ -2,7 +2,7 @@
 
     small      a model of almost no bytes: what a layer costs whatever its size
     few, many  one model with layers like those of `mini`, choosing few or many of its experts
-    missing    `many` with room for few of them, so that most are read when they are asked for
+    streaming  `many` in hardly more memory than it needs, so that trunk and experts are read in every pass
 
 The difference of few and many is the experts' bytes; what is left of `few` is the trunk's. Whole passes
 are measured, not bare products, so that the program around the products counts as it does in a run.
@@ -25,6 +25,7 @@ from twoends.checkpoint.config import ModelConfig
 from twoends.checkpoint.presets import preset_config
 from twoends.checkpoint.tiny import write_synthetic
 from twoends.engine.budget import Plan
+from twoends.engine.device import shape_under
 from twoends.engine.open import Checkpoint, OpenModel
 from twoends.errors import DoesNotFit
 from twoends.kernels.choose import Choice
@@ -40,6 +41,8 @@ _LAYERS, _EXPERTS = 5, 16
 _FEW, _MANY = 2, 12
 _PROMPT = 48
 _ROUNDS, _PASSES = 5, 6
+# Slots beyond the least, so that the experts of one choice can be read side by side.
+_ABOVE_FLOOR = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +64,9 @@ def measure_compute(
     directory: Path,
     choice: Choice,
     *,
-    disk_bytes_per_s: float,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ComputeRate:
-    """Writes temporary checkpoints into `directory` and runs them. Raises DoesNotFit, OSError.
-
-    `disk_bytes_per_s` is what `doctor` has just measured of the same disk.
-    """
+    """Writes temporary checkpoints into `directory` and runs them. Raises DoesNotFit, OSError."""
     progress("measuring the arithmetic")
     small = preset_config("nano")
     large = dataclasses.replace(preset_config(_LARGE, num_layers=_LAYERS), num_experts=_EXPERTS)
@@ -79,18 +78,18 @@ def measure_compute(
         probes: list[_Probe] = []
         try:
             probes.append(_open(places[0], None, choice))
-            for chosen, few_slots in ((_FEW, False), (_MANY, False), (_MANY, True)):
-                probes.append(_open(places[1], chosen, choice, few_slots=few_slots))
+            for chosen, streams in ((_FEW, False), (_MANY, False), (_MANY, True)):
+                probes.append(_open(places[1], chosen, choice, streams=streams))
             for _ in range(_ROUNDS):
                 for probe in probes:
                     _run(probe, may_read=probe is probes[-1])
-            return _solve(*probes, choice=choice, disk_bytes_per_s=disk_bytes_per_s)
+            return _solve(*probes, choice=choice)
         finally:
             for probe in probes:
                 probe.model.close()
 
 
-def _open(directory: Path, chosen: int | None, choice: Choice, *, few_slots: bool = False) -> _Probe:
+def _open(directory: Path, chosen: int | None, choice: Choice, *, streams: bool = False) -> _Probe:
     found = Checkpoint.open(directory)
     config = found.config
     if chosen is not None:
@@ -106,14 +105,13 @@ def _open(directory: Path, chosen: int | None, choice: Choice, *, few_slots: boo
         )
 
     plan = plan_of(_RAM_BYTES)
-    if few_slots:
-        spare = plan.num_slots - 2 * config.experts_per_token
-        plan = plan_of(plan.total_bytes - spare * plan.slot_bytes)
-    if plan.streamed_bytes_per_pass:
+    if streams:
+        plan = plan_of(plan.floor_bytes + _ABOVE_FLOOR * plan.slot_bytes)
+    elif plan.streamed_bytes_per_pass:
         raise DoesNotFit(
             f"measuring the arithmetic needs {format_bytes(plan.trunk_bytes_per_pass)} in memory."
         )
-    model = OpenModel(checkpoint, plan, choice.ops)
+    model = OpenModel(checkpoint, plan, choice.ops, read_shape=shape_under(directory))
     return _Probe(config=config, model=model, times=[], read_bytes=[])
 
 
@@ -126,6 +124,9 @@ def _run(probe: _Probe, *, may_read: bool) -> None:
         model.expect_passes(2)
         model.run_pass(ids, layer_done=_nothing)
         model.run_pass(ids[:1], layer_done=_nothing)
+    if may_read:
+        # As in a run, the end of one pass is read ahead into the next; what is begun last is not waited for.
+        model.expect_passes(_PASSES)
     kept = 0
     for token in ids[: _PASSES * 4]:
         before = counters.bytes_experts + counters.bytes_trunk
@@ -146,10 +147,8 @@ def _nothing(num_layers: int) -> None:
     """Called after each layer."""
 
 
-def _solve(
-    small: _Probe, few: _Probe, many: _Probe, missing: _Probe, *, choice: Choice, disk_bytes_per_s: float
-) -> ComputeRate:
-    """Four times, four unknowns; what noise would make negative is kept above zero."""
+def _solve(small: _Probe, few: _Probe, many: _Probe, streaming: _Probe, *, choice: Choice) -> ComputeRate:
+    """Four kinds of passes, four unknowns; what noise would make negative is kept above zero."""
     layer_s = small.pass_s / small.config.num_layers
     plan, layers = many.model.plan, len(many.config.moe_layers)
     expert_bytes = plan.expert_bytes_per_request
@@ -157,15 +156,12 @@ def _solve(
     expert_rate = layers * (_MANY - _FEW) * expert_bytes / more_s
     experts_s = layers * _FEW * expert_bytes / expert_rate
     trunk_s = max(few.pass_s - experts_s - few.config.num_layers * layer_s, 0.1 * few.pass_s)
-    # With most of a dozen experts missing, every layer waits for some.
-    demanded_s = statistics.median(missing.read_bytes) / disk_bytes_per_s
-    wait_s = max(missing.pass_s - many.pass_s - demanded_s, 0.0)
     return ComputeRate(
         isa=choice.isa or "reference",
         threads=choice.threads,
         bf16_bytes_per_s=few.model.plan.trunk_bytes_per_pass / trunk_s,
         mxfp4_bytes_per_s=expert_rate,
         layer_s=layer_s,
-        miss_s=wait_s / layers,
+        reading_bytes_per_s=statistics.median(streaming.read_bytes) / statistics.median(streaming.times),
         date=datetime.date.today().isoformat(),
     )

@@ -1,7 +1,8 @@
 """Seconds a token from a plan: the disk's time, the arithmetic's, and which of them decides.
 
 The trunk is read ahead of its use, side by side with the arithmetic; experts are known only when they are
-chosen, so their reading is waited for:  seconds = max(all reading, arithmetic + reading of experts).
+chosen, so their reading is waited for:  seconds = max(all reading, arithmetic + reading of experts). Reading
+goes at the rate that `doctor` saw in passes that stream, else at the disk's own.
 """
 
 from __future__ import annotations
@@ -63,12 +64,10 @@ def estimate(
     misses = 1.0 - hit_share
     experts = plan.expert_bytes_per_token * misses
     read = plan.streamed_bytes_per_pass + experts + plan.embedding_bytes_per_token
-    reading = None if disk is None else read / disk.bytes_per_s
+    rate = _reading_rate(disk, compute)
+    reading = None if rate is None else read / rate
     arithmetic = None if is_packed else _arithmetic_s(plan, config, compute)
-    demanded = 0.0 if disk is None else experts / disk.bytes_per_s
-    if compute is not None and misses:
-        some_miss = 1.0 - hit_share**config.experts_per_token
-        demanded += len(config.moe_layers) * compute.miss_s * some_miss
+    demanded = 0.0 if rate is None else experts / rate
     times = [reading, None if arithmetic is None else arithmetic + demanded]
     known = [time for time in times if time is not None]
     return Estimate(
@@ -78,6 +77,12 @@ def estimate(
         demanded_s=demanded,
         seconds=max(known) if reading is not None else None,
     )
+
+
+def _reading_rate(disk: DiskRate | None, compute: ComputeRate | None) -> float | None:
+    if disk is None:
+        return None
+    return disk.bytes_per_s if compute is None else min(disk.bytes_per_s, compute.reading_bytes_per_s)
 
 
 def _arithmetic_s(plan: Plan, config: ModelConfig, compute: ComputeRate | None) -> float | None:
