@@ -22,6 +22,7 @@ import torch
 from twoends.errors import OptionError
 from twoends.train.balance import rebalance
 from twoends.train.kda_choice import choose_kda
+from twoends.train.memory import StepMemory, step_memory
 from twoends.train.model import KimiK3
 from twoends.train.optimiser import learning_rate_at, make_optimiser
 from twoends.train.packing import documents_of_rows
@@ -215,6 +216,14 @@ class Run:
         if self.recipe.train.pack_documents:
             documents_BT = documents_of_rows(inputs_BT, eos=self.recipe.model.eos_token_id)
         return self.model.loss_sum(inputs_BT, targets_BT, ignore=IGNORE, documents_BT=documents_BT)
+
+    def memory(self) -> StepMemory:
+        """What a step of this rank holds at most; one row goes forward to find out, and leaves no trace."""
+        self.model.eval()
+        row = self.text.rows[:1].astype(np.int64)
+        return step_memory(
+            self.model, self.recipe, world=self.ranks.world, row_loss=lambda: self._loss_sum(row)
+        )
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
