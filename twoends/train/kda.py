@@ -165,7 +165,7 @@ class KimiDeltaAttention(nn.Module):
         shifted = (raw.to(self.dt_bias.dtype) + self.dt_bias).unflatten(-1, (self.heads, -1))
         return self.lower_bound * torch.sigmoid(self.A_log.exp()[:, None] * shifted)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         dtype = self.dt_bias.dtype
         q, k, v, gate, low_rank, b = project_together(
             x, [self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.f_a_proj, self.b_proj]

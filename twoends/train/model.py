@@ -8,14 +8,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from twoends.train.architecture import Architecture
 from twoends.train.attnres import DepthMix, DepthQuery
+from twoends.train.balance import known_balance
 from twoends.train.kda import KimiDeltaAttention
 from twoends.train.layers import Projection, RMSNorm, SituMlp
 from twoends.train.mla import GatedLatentAttention
 from twoends.train.moe import ExpertBank, LatentMoe, Router
-from twoends.train.qat import FakeQuantise
+from twoends.train.qat import FakeQuantise, activation_quantiser, weight_quantiser
 
 
 class DecoderLayer(nn.Module):
@@ -39,23 +41,26 @@ class DecoderLayer(nn.Module):
         else:
             self.mlp = SituMlp(width, arch.intermediate_size, betas=betas)
 
-    def forward(self, prefix: Tensor, blocks: list[Tensor]) -> Tensor:
-        """The new running sum [B,T,D]; appends to `blocks` when this layer opens one.
+    def forward(
+        self, prefix: Tensor, blocks: list[Tensor], documents_BT: Tensor | None = None
+    ) -> Tensor:
+        """The new running sum [B,T,D]. A layer that opens a block ends the one before it: `prefix`.
 
         The mixes are read by the sub-layers and never written back: the running sum stays the raw sum.
         """
         h = prefix
         if blocks:
             h = self.mix([*blocks, prefix], self.self_attention_res_norm, self.self_attention_res_proj)
-        mixed = self.self_attn(self.input_layernorm(h)).to(prefix.dtype)
+        mixed = self.self_attn(self.input_layernorm(h), documents_BT).to(prefix.dtype)
         if self.opens_block:
-            blocks.append(prefix)
-            prefix = mixed
+            blocks, prefix = [*blocks, prefix], mixed
         else:
             prefix = prefix + mixed
         h = self.mix([*blocks, prefix], self.mlp_res_norm, self.mlp_res_proj)
-        feed = self.block_sparse_moe if hasattr(self, "block_sparse_moe") else self.mlp
-        return prefix + feed(self.post_attention_layernorm(h))
+        h = self.post_attention_layernorm(h)
+        if hasattr(self, "block_sparse_moe"):
+            return prefix + self.block_sparse_moe(h, documents_BT)
+        return prefix + self.mlp(h)
 
 
 class Trunk(nn.Module):
@@ -69,12 +74,19 @@ class Trunk(nn.Module):
         self.output_attn_res_norm = RMSNorm(arch.hidden_size, eps=arch.rms_norm_eps)
         self.output_attn_res_proj = DepthQuery(arch.hidden_size)
         self.norm = RMSNorm(arch.hidden_size, eps=arch.rms_norm_eps)
+        self.recompute = False
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
+    def forward(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         prefix = self.embed_tokens(ids_BT)
         blocks: list[Tensor] = []
         for layer in self.layers:
-            prefix = layer(prefix, blocks)
+            opened = prefix
+            if self.recompute and self.training:
+                prefix = checkpoint(layer, prefix, blocks, documents_BT, use_reentrant=False)
+            else:
+                prefix = layer(prefix, blocks, documents_BT)
+            if layer.opens_block:
+                blocks = [*blocks, opened]
         return self.norm(self.mix([*blocks, prefix], self.output_attn_res_norm, self.output_attn_res_proj))
 
 
@@ -84,6 +96,7 @@ class KimiK3(nn.Module):
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.arch = arch
+        self.auxiliary_weight = 0.01
         self.model = Trunk(arch)
         self.lm_head = Projection(arch.hidden_size, arch.vocab_size, gain=0.5)
 
@@ -114,14 +127,48 @@ class KimiK3(nn.Module):
                 module.activation.compile(dynamic=True)
         return self
 
+    def quantise_experts(self, *, weights: str, activations: str) -> KimiK3:
+        """How experts are trained: weights "mxfp4" or "none", inputs of both products "mxfp8" or "none"."""
+        for module in self.modules():
+            if isinstance(module, ExpertBank):
+                module.quantise = weight_quantiser(weights)
+                module.quantise_input = activation_quantiser(activations)
+        return self
+
+    def recompute_layers(self, recompute: bool) -> KimiK3:
+        """Whether a training pass keeps only the input of each layer and runs it again going back."""
+        self.model.recompute = recompute
+        return self
+
+    def balance_by(self, method: str, *, auxiliary_weight: float = 0.01) -> KimiK3:
+        """What the routers count, and the weight of the auxiliary loss if that is the method."""
+        for router in self.routers():
+            router.balance = known_balance(method)
+        self.auxiliary_weight = auxiliary_weight
+        return self
+
     def routers(self) -> list[Router]:
         """The routers in layer order."""
         return [module for module in self.modules() if isinstance(module, Router)]
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        return self.lm_head(self.model(ids_BT))
+    def forward(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """Logits [B,T,W]. `documents_BT` [B,T] separates documents of a row (packing.py); None: one each."""
+        return self.lm_head(self.model(ids_BT, documents_BT))
 
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int) -> Tensor:
-        """Mean cross-entropy in nats over targets that aren't `ignore`."""
-        logits = self(ids_BT).flatten(0, 1).float()
-        return F.cross_entropy(logits, targets_BT.flatten(), ignore_index=ignore)
+    def loss(
+        self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None = None
+    ) -> Tensor:
+        """Mean cross-entropy in nats over targets that aren't `ignore`, and in training the extra terms."""
+        counted = (targets_BT != ignore).sum()
+        return self.loss_sum(ids_BT, targets_BT, ignore=ignore, documents_BT=documents_BT) / counted
+
+    def loss_sum(
+        self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None = None
+    ) -> Tensor:
+        """`loss` times the number of counted targets: micro-batches of any sizes add up."""
+        logits = self(ids_BT, documents_BT).flatten(0, 1).float()
+        total = F.cross_entropy(logits, targets_BT.flatten(), ignore_index=ignore, reduction="sum")
+        extra = [r.auxiliary for r in self.routers() if self.training and r.auxiliary is not None]
+        if extra:
+            total = total + self.auxiliary_weight * (targets_BT != ignore).sum() * torch.stack(extra).sum()
+        return total
