@@ -44,6 +44,7 @@ rms_norm_eps = 1e-5
 [tokenizer]
 num_ranks = 400
 sample_characters = 40000
+file = ""
 [data]
 stories = 120
 echoes = 1
@@ -56,18 +57,31 @@ tasks = 0.2
 seed = 1
 steps = %d
 batch_rows = 2
+micro_rows = 2
 row_tokens = 48
+optimiser = "per-head-muon"
 learning_rate = 3e-3
 final_learning_rate = 1e-4
-warmup_steps = 2
+warmup_share = 0.01
 weight_decay = 0.1
 beta1 = 0.9
 beta2 = 0.95
+momentum = 0.95
+qk_clip = 100.0
 clip_norm = 1.0
+balance = "quantile"
 router_bias_keep = 0.5
+sign_rate = 1e-3
+auxiliary_weight = 0.01
+expert_weights = "mxfp4"
+expert_activations = "none"
+pack_documents = true
+recompute = false
+mtp = false
 matmul_dtype = "float32"
 compile = false
 snapshot_minutes = 60.0
+prompts = ["Once upon a time"]
 """
 PROGRAM = "from twoends.cli.main import main; raise SystemExit(main())"
 

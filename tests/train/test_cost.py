@@ -30,8 +30,10 @@ def test_operations_are_those_that_torch_counts_but_for_rows_that_only_fill_up()
         model(torch.randint(0, 300, (2, tokens)))
     told = token_flops(arch, row_tokens=tokens)
     counted = counter.get_total_flops() / (2 * tokens)
-    # torch counts the masked half of the attention scores, and every expert's room of 128 rows.
-    assert told.forward <= counted <= 1.8 * told.forward
+    # torch leaves the fused attention of the CPU out: scores and values over half a row, in three layers.
+    counted += 3 * 3 * (12 + 8) * (tokens + 1)
+    # And it counts the rows that only fill up an expert's room of 128.
+    assert told.forward <= counted <= 1.25 * told.forward
 
 
 def test_an_expert_more_per_token_costs_its_three_products() -> None:
@@ -60,33 +62,31 @@ stated = run.memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 run.step()
 run.step()
-print(stated.total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, stated.activations)
+print(stated.total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
 """
 
 
-def _measured(micro_rows: int, *, recompute: bool) -> tuple[int, int, int]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM % (micro_rows, recompute)], capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, timeout=100, check=True,
-    )  # fmt: skip
-    stated, grown, activations = map(int, done.stdout.split())
-    return stated, grown, activations
-
-
 @pytest.mark.timeout(240)
-def test_a_step_stays_within_the_memory_that_was_stated() -> None:
-    stated, grown, _ = _measured(8, recompute=False)
-    # The allocator keeps some of what is freed; code that is loaded by the first step counts too.
-    assert grown <= stated + 60e6
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_step_stays_within_the_memory_that_was_stated(recompute: bool) -> None:
+    # Blocks of 128 KB and more go back to the system when they are freed, so the peak is what was in use.
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM % (8, recompute)], env=os.environ | environment, timeout=100,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    stated, grown = map(int, done.stdout.split())
+    # 25 MB of torch's code is read by the first step.
+    assert grown <= stated + 25e6
 
 
-def test_activations_grow_with_the_rows_of_a_part_and_shrink_when_they_are_computed_again(tmp_path) -> None:
+def test_activations_grow_with_the_rows_of_a_part_and_shrink_when_computed_again(tmp_path: Path) -> None:
     def activations(**changes: object) -> int:
-        recipe = dataclasses.replace(tiny_recipe(batch_rows=8, row_tokens=64, **changes))
+        recipe = tiny_recipe(batch_rows=8, row_tokens=64, **changes)
         return Run(recipe, noise(tokens=64), tmp_path).memory().activations
 
     assert activations(micro_rows=8) == 8 * activations(micro_rows=1)
-    assert activations(micro_rows=1, recompute=True) < activations(micro_rows=1) / 3
+    assert activations(micro_rows=1, recompute=True) < activations(micro_rows=1) / 2
 
 
 def test_every_part_of_the_memory_of_a_step_is_told(tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.distributed.tensor import DTensor
 
 from twoends.errors import OptionError
 from twoends.train.balance import rebalance
 from twoends.train.kda_choice import choose_kda
 from twoends.train.memory import StepMemory, step_memory
+from twoends.train.mla import GatedLatentAttention
 from twoends.train.model import KimiK3
 from twoends.train.optimiser import learning_rate_at, make_optimiser
 from twoends.train.packing import documents_of_rows
@@ -150,12 +152,12 @@ class Run:
             group["lr"] = rate
         ids_BT1 = batch(self.text.rows, step=step, batch_rows=train.batch_rows, seed=train.seed)
         mean_nats, bits_per_byte = self._gradients(ids_BT1)
-        norm = _whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip_norm))
+        norm = float(_gathered(torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip_norm)))
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         logit = 0.0
         if train.qk_clip > 0:
-            logit = clip_attention(self.model, threshold=train.qk_clip, group=self.ranks.group)
+            logit = max(logit, clip_attention(self.model, threshold=train.qk_clip, group=self.ranks.group))
         layers = rebalance(
             self.model.routers(),
             method=train.balance,
@@ -218,12 +220,18 @@ class Run:
         return self.model.loss_sum(inputs_BT, targets_BT, ignore=IGNORE, documents_BT=documents_BT)
 
     def memory(self) -> StepMemory:
-        """What a step of this rank holds at most; one row goes forward to find out, and leaves no trace."""
-        self.model.eval()
+        """What a step of this rank holds at most; one row goes forward to find out, before the first step."""
+        self.model.train()
         row = self.text.rows[:1].astype(np.int64)
-        return step_memory(
+        stated = step_memory(
             self.model, self.recipe, world=self.ranks.world, row_loss=lambda: self._loss_sum(row)
         )
+        for router in self.model.routers():
+            router.take_counts()
+        for layer in self.model.model.layers:
+            if isinstance(layer.self_attn, GatedLatentAttention):
+                layer.self_attn.forget_logits()
+        return stated
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -237,6 +245,23 @@ class Run:
                 size += self._target_bytes(self._inputs_and_targets(ids_BT1)[1])
             result[source] = nats / math.log(2) / size
         return result
+
+    def evaluate_as_stored(self) -> dict[str, float]:
+        """`evaluate` with the experts as the export stores them: the same where they are trained so."""
+        train = self.recipe.train
+        self.model.quantise_experts(weights="mxfp4", activations=train.expert_activations)
+        found = self.evaluate()
+        self.model.quantise_experts(weights=train.expert_weights, activations=train.expert_activations)
+        return found
+
+    def whole_model(self) -> KimiK3:
+        """The model on the CPU with all its numbers, for the export; all ranks call it together."""
+        if self.ranks.world == 1 and self.ranks.device.type == "cpu":
+            return self.model
+        state = {name: _gathered(tensor).cpu() for name, tensor in self.model.state_dict().items()}
+        whole = KimiK3(self.recipe.model, mtp=self.recipe.train.mtp)
+        whole.load_state_dict(state)
+        return whole
 
     def save(self) -> None:
         """Write the snapshot and the loss curve, each whole or not at all."""
@@ -278,9 +303,9 @@ def _optimiser(model: KimiK3, train: TrainRecipe) -> torch.optim.Optimizer:
     )
 
 
-def _whole(value: torch.Tensor) -> float:
-    """The number of a tensor that may be spread over ranks."""
-    return float(value.full_tensor() if hasattr(value, "full_tensor") else value)
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that may be spread over ranks, in one piece."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def train(

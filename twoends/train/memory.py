@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twoends.train.model import KimiK3
 from twoends.train.recipe import Recipe
 
 _FLOAT_BYTES = 4
@@ -36,23 +37,30 @@ class StepMemory:
 
 
 def step_memory(
-    model: torch.nn.Module, recipe: Recipe, *, world: int, row_loss: Callable[[], Tensor]
+    model: KimiK3, recipe: Recipe, *, world: int, row_loss: Callable[[], Tensor]
 ) -> StepMemory:
     """The bound for a recipe. `row_loss` makes one row's forward pass, whose kept tensors are counted.
 
     Activations grow with the rows of a part (micro_rows), not with those of a step. A compiled part keeps
-    less than the plain one that is counted.
+    less than the plain one that is counted. These are bytes in use: a heap that is not given back in
+    between (machine.py) may stand half as high again.
     """
     # Of a sharded parameter the shape is the whole's.
     sizes = [parameter.numel() * _FLOAT_BYTES for parameter in model.parameters()]
     held = -(-sum(sizes) // world)
     tokens = recipe.train.micro_rows * recipe.train.row_tokens
     gathered = 0 if world == 1 else sum(sizes)
+    kept = kept_bytes(row_loss, of=model)
+    if recipe.train.recompute:
+        # One layer at a time has its activations again; twice a layer's part, since layers differ.
+        model.recompute_layers(False)
+        kept += 2 * kept_bytes(row_loss, of=model) // recipe.model.num_hidden_layers
+        model.recompute_layers(True)
     return StepMemory(
         weights=held + gathered,
         gradients=held + gathered,
         optimiser=2 * held,
-        activations=kept_bytes(row_loss, of=model) * recipe.train.micro_rows,
+        activations=kept * recipe.train.micro_rows,
         head=_HEAD_COPIES * tokens * recipe.model.vocab_size * _FLOAT_BYTES,
         update=_UPDATE_COPIES * max(sizes),
     )
