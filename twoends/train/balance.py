@@ -72,7 +72,7 @@ def margin_counts(scores_NE: Tensor, cutoff_N: Tensor, bias_E: Tensor) -> Tensor
     counts = torch.zeros(experts * BINS, dtype=torch.int64, device=scores_NE.device)
     chunks = zip(scores_NE.split(_TOKENS_AT_ONCE), cutoff_N.split(_TOKENS_AT_ONCE), strict=True)
     for scores, cutoff in chunks:
-        bins = ((cutoff[:, None] - scores - low) / width).floor().clamp(0, BINS - 1).long()
+        bins = ((cutoff[:, None] - scores - low) / width).nan_to_num().floor().clamp(0, BINS - 1).long()
         counts += torch.bincount((bins + first_E).flatten(), minlength=experts * BINS)
     return counts.unflatten(0, (experts, BINS))
 

@@ -14,6 +14,7 @@ from twoends.train.architecture import Architecture
 from twoends.train.attnres import DepthMix, DepthQuery
 from twoends.train.balance import known_balance
 from twoends.train.kda import KimiDeltaAttention
+from twoends.train.kda_choice import KdaChoice
 from twoends.train.layers import Projection, RMSNorm, SituMlp
 from twoends.train.mla import GatedLatentAttention
 from twoends.train.moe import ExpertBank, LatentMoe, Router
@@ -133,6 +134,13 @@ class KimiK3(nn.Module):
             if isinstance(module, ExpertBank):
                 module.quantise = weight_quantiser(weights)
                 module.quantise_input = activation_quantiser(activations)
+        return self
+
+    def use_kda(self, choice: KdaChoice) -> KimiK3:
+        """Run the gated delta rule of every KDA layer by `choice`."""
+        for module in self.modules():
+            if isinstance(module, KimiDeltaAttention):
+                module.kernel = choice.kernel
         return self
 
     def recompute_layers(self, recompute: bool) -> KimiK3:
