@@ -109,6 +109,13 @@ def test_a_recipe_becomes_a_checkpoint_that_the_checkpoint_reader_accepts(tmp_pa
     found = json.loads(done.stdout)
     assert (found["steps"], found["tokens"], found["complete"]) == (3, 288, True)
     assert read_config(out / "checkpoint").vocab_size == 656
+    assert found["heldout_bits_per_byte"] == found["heldout_bits_per_byte_as_stored"]
+    report = (out / "report.html").read_text()
+    assert "GFLOP/s" in report and "Once upon a time" in report and report.count("<svg") >= 5
+    assert "http" not in report.replace("http://www.w3.org/2000/svg", "")
+    assert len(list((out / "events").iterdir())) == 1
+    (sample,) = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert sample["step"] == 3 and sample["samples"][0]["prompt"] == "Once upon a time"
 
 
 def test_ctrl_c_keeps_a_snapshot_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -125,7 +132,7 @@ def test_ctrl_c_keeps_a_snapshot_and_says_how_to_go_on(tmp_path: Path) -> None:
     stdout, stderr = running.communicate(timeout=60)
     assert running.returncode == 0, stderr
     assert f"twoends train {recipe} --out {out} --resume" in stdout
-    assert (out / "snapshot.pt").is_file()
+    assert list(out.glob("snapshots/step-*/whole.json"))
     assert not (out / "checkpoint").exists()
 
 
@@ -143,6 +150,8 @@ def test_a_finished_part_is_not_trained_over_by_mistake(tmp_path: Path) -> None:
         (["--preset", "nano"], "needs --out"),
         (["--preset", "nano", "--out", "x", "--minutes", "0"], "--minutes is 0"),
         (["none.toml", "--out", "x"], "no recipe at none.toml"),
+        (["--ablation", "--out", "x", "--resume"], "leave --resume out"),
+        (["--preset", "nano", "--out", "x", "--cells", "muon"], "belongs to --ablation"),
         (["none.toml", "--preset", "nano", "--out", "x"], "give one of them"),
         (["--out", "x", "--stepps", "4"], "nearest known name"),
     ],

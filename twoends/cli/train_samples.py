@@ -34,7 +34,9 @@ def engine_samples(directory: Path, prompts: Sequence[str], *, screen: Screen) -
             screen.note(f"  no sample: the engine wrote nothing within {_TIMEOUT_S} s")
             continue
         if done.returncode != 0:
-            screen.note(f"  no sample: {done.stderr.strip().splitlines()[0] if done.stderr else 'no reason told'}")
+            screen.note(
+                f"  no sample: {done.stderr.strip().splitlines()[0] if done.stderr else 'no reason told'}"
+            )
             continue
         text = json.loads(done.stdout)["text"]
         screen.note(f"  {prompt}|{' '.join(text.split())}")

@@ -95,7 +95,9 @@ def drawing(lines: Sequence[Line], *, title: str, logarithmic: bool) -> str:
             f'<polyline fill="none" stroke="{line.colour}" stroke-width="{line.width}" points="{joined}"/>'
         )
     parts += [_legend(lines), *_steps(last)]
-    parts.append(f'<text x="{_WIDTH // 2}" y="{_HEIGHT - 5}" text-anchor="middle">{escape(title)}</text></svg>')
+    parts.append(
+        f'<text x="{_WIDTH // 2}" y="{_HEIGHT - 5}" text-anchor="middle">{escape(title)}</text></svg>'
+    )
     return "\n".join(parts) + "\n"
 
 

@@ -133,9 +133,7 @@ def _borders(documents_BT: Tensor, *, heads: int) -> _Borders:
     opens, enters = tiles_NBC != left_NBC, tiles_NBC == before_NBC
     leaves = tiles_NBC == tiles_NBC[..., -1:]
     joined = tiles_NBC[..., None] == tiles_NBC[..., None, :]
-    opens, joined, enters, leaves = (
-        x.repeat_interleave(heads, 1) for x in (opens, joined, enters, leaves)
-    )
+    opens, joined, enters, leaves = (x.repeat_interleave(heads, 1) for x in (opens, joined, enters, leaves))
     return _Borders(opens, joined, enters[..., None], leaves[..., None])
 
 

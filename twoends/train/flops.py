@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from twoends.train.architecture import Architecture
-from twoends.train.kda import TILE
+from twoends.train.delta_rule import TILE
 
 # A backward pass makes two products where the forward pass made one.
 _TRAIN_OVER_FORWARD = 3

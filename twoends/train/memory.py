@@ -36,9 +36,7 @@ class StepMemory:
         return held + max(self.activations + self.head, self.update)
 
 
-def step_memory(
-    model: KimiK3, recipe: Recipe, *, world: int, row_loss: Callable[[], Tensor]
-) -> StepMemory:
+def step_memory(model: KimiK3, recipe: Recipe, *, world: int, row_loss: Callable[[], Tensor]) -> StepMemory:
     """The bound for a recipe. `row_loss` makes one row's forward pass, whose kept tensors are counted.
 
     Activations grow with the rows of a part (micro_rows), not with those of a step. A compiled part keeps
@@ -79,6 +77,9 @@ def kept_bytes(forward: Callable[[], Tensor], *, of: torch.nn.Module) -> int:
             alive.append(tensor)
         return tensor
 
-    with torch.compiler.set_stance("force_eager"), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with (
+        torch.compiler.set_stance("force_eager"),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+    ):
         forward()
     return sum(kept.values())

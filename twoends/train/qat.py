@@ -42,9 +42,7 @@ class ElementFormat:
 
 
 E2M1 = ElementFormat(mantissa_bits=1, smallest_power=1.0, largest_power=4.0, mantissa=0.75, power=3)
-E4M3 = ElementFormat(
-    mantissa_bits=3, smallest_power=2.0**-6, largest_power=256.0, mantissa=0.875, power=9
-)
+E4M3 = ElementFormat(mantissa_bits=3, smallest_power=2.0**-6, largest_power=256.0, mantissa=0.875, power=9)
 
 
 def block_exponents(x: Tensor, element: ElementFormat = E2M1) -> Tensor:

@@ -52,9 +52,7 @@ def report_html(
 ) -> str:
     """The report of the run in `out_dir`: `records` are those of loss.jsonl, the rest is read from the folder."""
     last = records[-1]["step"] if records else 0
-    speed, heldout, samples = (
-        read_lines(out_dir / name, up_to=last) for name in (SPEED, HELDOUT, SAMPLES)
-    )
+    speed, heldout, samples = (read_lines(out_dir / name, up_to=last) for name in (SPEED, HELDOUT, SAMPLES))
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in card)
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>',
@@ -64,7 +62,9 @@ def report_html(
     if heldout:
         parts += ["<h2>Held-out text</h2>", _heldout_table(heldout)]
     if samples:
-        parts.append("<h2>Samples</h2><p>Written by the engine from the exported checkpoint of that step.</p>")
+        parts.append(
+            "<h2>Samples</h2><p>Written by the engine from the exported checkpoint of that step.</p>"
+        )
         for record in samples:
             for told in record["samples"]:
                 shown = escape(told["prompt"] + told["text"])
