@@ -31,7 +31,7 @@ def _numbers(seed: int) -> torch.Tensor:
     rows[3] = 0
     rows[4, ::2] = -0.0
     rows[5] = torch.tensor([0.25, -0.75, 1.25, 6.0]).repeat(24)
-    rows[6] = torch.tensor([448.0, -2.0**-9, 3 * 2.0**-10, -232.0]).repeat(24)
+    rows[6] = torch.tensor([448.0, -(2.0**-9), 3 * 2.0**-10, -232.0]).repeat(24)
     rows[7] = rows[7].sign() * 2.0 ** torch.randint(-20, 9, (96,), generator=generator)
     return rows
 
@@ -77,7 +77,9 @@ def test_every_e4m3_value_is_kept_and_every_midpoint_goes_to_the_even_code() -> 
 @pytest.mark.parametrize(("element", "name"), [(E2M1, "float4_e2m1fn_x2"), (E4M3, "float8_e4m3fn")])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_elements_and_scales_are_torchaos(element: ElementFormat, name: str, seed: int) -> None:
-    mx_tensor = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor", reason="torchao is not installed")
+    mx_tensor = pytest.importorskip(
+        "torchao.prototype.mx_formats.mx_tensor", reason="torchao is not installed"
+    )
     x = _numbers(seed)
     x = x[x.abs().amax(1) > 0]  # a block of zeros has another scale byte there, and the same values
     mode = mx_tensor.ScaleCalculationMode.RCEIL
@@ -119,8 +121,8 @@ def test_the_sign_of_zero_is_kept(element: ElementFormat) -> None:
 @pytest.mark.parametrize(
     ("amax", "exponent", "element"),
     [
-        (6.0, 0, E2M1), (6.0001, 1, E2M1), (3.0, -1, E2M1), (3.0001, 0, E2M1), (4.0, 0, E2M1), (1.0, -2, E2M1),
-        (448.0, 0, E4M3), (448.1, 1, E4M3), (224.0, -1, E4M3), (1.0, -8, E4M3), (1.76, -7, E4M3),
+        (6.0, 0, E2M1), (6.0001, 1, E2M1), (3.0, -1, E2M1), (3.0001, 0, E2M1), (4.0, 0, E2M1),
+        (1.0, -2, E2M1), (448.0, 0, E4M3), (448.1, 1, E4M3), (224.0, -1, E4M3), (1.0, -8, E4M3), (1.76, -7, E4M3),
         (1e-45, -127, E4M3), (0.0, 0, E4M3),
     ],
 )  # fmt: skip
@@ -155,7 +157,9 @@ def test_inputs_of_both_expert_products_are_mxfp8() -> None:
         rows = []
         for token, experts, shares in zip(x, chosen, weights, strict=True):
             z = _mxfp8_by_cast(moe.routed_expert_down_proj(token)[None])[0]
-            hidden = [_mxfp8_by_cast(bank.activation(torch.cat([w1[e] @ z, w3[e] @ z]))[None])[0] for e in experts]
+            hidden = [
+                _mxfp8_by_cast(bank.activation(torch.cat([w1[e] @ z, w3[e] @ z]))[None])[0] for e in experts
+            ]
             routed = sum(s * (w2[e] @ h) for e, s, h in zip(experts, shares, hidden, strict=True))
             rows.append(moe.routed_expert_up_proj(moe.routed_expert_norm(routed)) + moe.shared_experts(token))
         torch.testing.assert_close(moe(x[None])[0], torch.stack(rows), rtol=0, atol=1e-5)
@@ -217,22 +221,19 @@ def test_one_expert_that_moved_changes_its_own_bytes_only(tmp_path: Path) -> Non
 
 def test_exported_bytes_are_those_the_last_forward_pass_multiplied(tmp_path: Path) -> None:
     model = KimiK3(tiny_architecture()).initialise(1).train()
-    seen: dict[str, torch.Tensor] = {}
-
-    def watch(name: str) -> None:
-        bank: ExpertBank = model.get_submodule(name)
-        bank.quantise.register_forward_pre_hook(lambda _, given: seen.update({f"{name}.{len(seen) % 3}": given[0]}))
-
+    seen: dict[str, list[torch.Tensor]] = {}
     names = [name for name, module in model.named_modules() if isinstance(module, ExpertBank)]
     for name in names:
-        watch(name)
+        held = seen[name] = []
+        quantiser = model.get_submodule(name).quantise
+        quantiser.register_forward_pre_hook(lambda _, given, held=held: held.append(given[0]))
     model.loss(torch.arange(20)[None], torch.arange(1, 21)[None], ignore=-1)
     export_checkpoint(model, tmp_path, ranks=RANKS)
     stored = _bytes_of(tmp_path)
     for name in names:
         # The bank quantises w1, w3, w2 in this order.
         for place, matrix in enumerate(("w1", "w3", "w2")):
-            values, exponent = quantise(seen[f"{name}.{place}"])
+            values, exponent = quantise(seen[name][place])
             for expert in range(6):
                 prefix = f"language_model.{name}.{expert}.{matrix}.weight_"
                 packed, scale = stored[f"{prefix}packed"].numpy(), stored[f"{prefix}scale"].numpy()

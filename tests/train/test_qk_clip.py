@@ -33,7 +33,9 @@ def test_the_threshold_is_k2s() -> None:
 
 def test_the_largest_logit_is_over_what_attention_sees() -> None:
     q, k = (torch.randn(2, 3, 600, 12, generator=torch.Generator().manual_seed(i)) for i in (1, 2))
-    documents = torch.cat([documents_of_lengths(torch.tensor(c), tokens=600) for c in ([0, 90, 600], [0, 580])])
+    documents = torch.cat(
+        [documents_of_lengths(torch.tensor(c), tokens=600) for c in ([0, 90, 600], [0, 580])]
+    )
     logits = q @ k.mT * 0.25
     causal = torch.ones(600, 600, dtype=torch.bool).tril()
     same = (documents[:, :, None] == documents[:, None])[:, None]

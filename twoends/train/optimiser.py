@@ -141,7 +141,9 @@ class MuonAdamW(torch.optim.Optimizer):
             else:
                 whole = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
                 apply_updates([(whole, direction.full_tensor())], head_rows=rows, learning_rate=rate)
-                spread = DTensor.from_local(whole, weight.device_mesh, [Replicate()] * weight.device_mesh.ndim)
+                spread = DTensor.from_local(
+                    whole, weight.device_mesh, [Replicate()] * weight.device_mesh.ndim
+                )
                 weight.add_(spread.redistribute(placements=weight.placements))
         apply_updates(pairs, head_rows=rows, learning_rate=rate)
 
