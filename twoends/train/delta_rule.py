@@ -75,8 +75,9 @@ class _UnitLowerInverse(torch.autograd.Function):
 class _Decay(torch.autograd.Function):
     """exp of the sum of gates since the anchor and its inverse, [...,C,K]; `opens` [...,C] marks new anchors.
 
-    The inverse is made here because its derivative, -1 / decay^2, doesn't fit into binary32. A running product, not the exponential of a running sum: a sum near -80 is rounded to 4e-6, and that would
-    be the relative error of every decay between two tokens that far from the anchor.
+    The inverse is made here because its derivative, -1 / decay^2, doesn't fit into binary32. A running
+    product, not the exponential of a running sum: a sum near -80 is rounded to 4e-6, and that would be the
+    relative error of every decay between two tokens that far from the anchor.
     """
 
     @staticmethod

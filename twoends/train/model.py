@@ -5,6 +5,8 @@ The experts of a layer are stacked here (`experts.w1` [E, ...]); `export.py` tak
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +20,8 @@ from twoends.train.kda_choice import KdaChoice
 from twoends.train.layers import Projection, RMSNorm, SituMlp
 from twoends.train.mla import GatedLatentAttention
 from twoends.train.moe import ExpertBank, LatentMoe, Router
-from twoends.train.qat import FakeQuantise, activation_quantiser, weight_quantiser
+from twoends.train.mtp import MTP_WEIGHT, NextNextLayer, second_targets
+from twoends.train.qat import activation_quantiser, weight_quantiser
 
 
 class DecoderLayer(nn.Module):
@@ -42,9 +45,7 @@ class DecoderLayer(nn.Module):
         else:
             self.mlp = SituMlp(width, arch.intermediate_size, betas=betas)
 
-    def forward(
-        self, prefix: Tensor, blocks: list[Tensor], documents_BT: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, prefix: Tensor, blocks: list[Tensor], documents_BT: Tensor | None = None) -> Tensor:
         """The new running sum [B,T,D]. A layer that opens a block ends the one before it: `prefix`.
 
         The mixes are read by the sub-layers and never written back: the running sum stays the raw sum.
@@ -78,6 +79,10 @@ class Trunk(nn.Module):
         self.recompute = False
 
     def forward(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        return self.norm(self.hidden(ids_BT, documents_BT))
+
+    def hidden(self, ids_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
+        """Hidden states before the final norm [B,T,D]."""
         prefix = self.embed_tokens(ids_BT)
         blocks: list[Tensor] = []
         for layer in self.layers:
@@ -88,18 +93,26 @@ class Trunk(nn.Module):
                 prefix = layer(prefix, blocks, documents_BT)
             if layer.opens_block:
                 blocks = [*blocks, opened]
-        return self.norm(self.mix([*blocks, prefix], self.output_attn_res_norm, self.output_attn_res_proj))
+        return self.mix([*blocks, prefix], self.output_attn_res_norm, self.output_attn_res_proj)
+
+
+class LossTerms(NamedTuple):
+    """Sums over the counted targets of a batch."""
+
+    text: Tensor  # cross-entropy in nats
+    extra: Tensor  # what training adds to it: auxiliary loss and multi-token prediction, weighed; else 0
 
 
 class KimiK3(nn.Module):
-    """The whole text model: ids [B,T] -> logits [B,T,W]."""
+    """The whole text model: ids [B,T] -> logits [B,T,W]. With `mtp` it trains one more layer (mtp.py)."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: Architecture, *, mtp: bool = False) -> None:
         super().__init__()
         self.arch = arch
         self.auxiliary_weight = 0.01
         self.model = Trunk(arch)
         self.lm_head = Projection(arch.hidden_size, arch.vocab_size, gain=0.5)
+        self.mtp = NextNextLayer(arch) if mtp else None
 
     def initialise(self, seed: int) -> KimiK3:
         """Draw every parameter from one generator, in module order; returns self."""
@@ -119,12 +132,14 @@ class KimiK3(nn.Module):
         return self
 
     def compile_parts(self) -> KimiK3:
-        """Let TorchInductor fuse the elementwise work of every part whose shapes stay; returns self."""
-        fixed = (KimiDeltaAttention, GatedLatentAttention, SituMlp, DepthMix, FakeQuantise)
+        """Let TorchInductor fuse the elementwise work of every part; last of all settings. Returns self."""
+        fixed = (KimiDeltaAttention, GatedLatentAttention, SituMlp, DepthMix)
         for module in self.modules():
             if isinstance(module, fixed):
                 module.compile(dynamic=False)
             elif isinstance(module, ExpertBank):
+                module.quantise.compile(dynamic=False)
+                module.quantise_input.compile(dynamic=True)
                 module.activation.compile(dynamic=True)
         return self
 
@@ -159,24 +174,56 @@ class KimiK3(nn.Module):
         """The routers in layer order."""
         return [module for module in self.modules() if isinstance(module, Router)]
 
-    def forward(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        """Logits [B,T,W]. `documents_BT` [B,T] separates documents of a row (packing.py); None: one each."""
-        return self.lm_head(self.model(ids_BT, documents_BT))
+    def forward(
+        self, ids_BT: Tensor, documents_BT: Tensor | None = None, following_BT: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits [B,T,W]. `documents_BT` [B,T] separates documents of a row (packing.py); None: one each.
 
-    def loss(
+        With `following_BT`, the next token of each position, also those of the token after it (mtp.py).
+        """
+        if following_BT is None:
+            return self.lm_head(self.model(ids_BT, documents_BT))
+        if self.mtp is None:
+            raise RuntimeError("the model was made without its multi-token-prediction layer (mtp=True)")
+        hidden = self.model.hidden(ids_BT, documents_BT)
+        second = self.mtp(hidden, self.model.embed_tokens(following_BT), documents_BT)
+        return self.lm_head(self.model.norm(hidden)), self.lm_head(second)
+
+    def loss_terms(
         self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None = None
-    ) -> Tensor:
-        """Mean cross-entropy in nats over targets that aren't `ignore`, and in training the extra terms."""
-        counted = (targets_BT != ignore).sum()
-        return self.loss_sum(ids_BT, targets_BT, ignore=ignore, documents_BT=documents_BT) / counted
+    ) -> LossTerms:
+        """Both sums of a batch; micro-batches of any sizes add up. Targets equal to `ignore` don't count."""
+        extra = torch.zeros((), device=ids_BT.device)
+        if self.training and self.mtp is not None:
+            following = torch.where(targets_BT == ignore, 0, targets_BT)
+            logits, second = self(ids_BT, documents_BT, following)
+            extra = extra + MTP_WEIGHT * _nats(
+                second, second_targets(targets_BT, documents_BT, ignore=ignore), ignore=ignore
+            )
+        else:
+            logits = self(ids_BT, documents_BT)
+        if self.training:
+            counted = (targets_BT != ignore).sum()
+            for auxiliary in (router.auxiliary for router in self.routers()):
+                if auxiliary is not None:
+                    extra = extra + self.auxiliary_weight * counted * auxiliary
+        return LossTerms(_nats(logits, targets_BT, ignore=ignore), extra)
 
     def loss_sum(
         self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None = None
     ) -> Tensor:
-        """`loss` times the number of counted targets: micro-batches of any sizes add up."""
-        logits = self(ids_BT, documents_BT).flatten(0, 1).float()
-        total = F.cross_entropy(logits, targets_BT.flatten(), ignore_index=ignore, reduction="sum")
-        extra = [r.auxiliary for r in self.routers() if self.training and r.auxiliary is not None]
-        if extra:
-            total = total + self.auxiliary_weight * (targets_BT != ignore).sum() * torch.stack(extra).sum()
-        return total
+        """What training descends, times the number of counted targets: the sum of both terms."""
+        return sum(self.loss_terms(ids_BT, targets_BT, ignore=ignore, documents_BT=documents_BT))
+
+    def loss(
+        self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None = None
+    ) -> Tensor:
+        """`loss_sum` per counted target: outside of training, the mean cross-entropy in nats."""
+        counted = (targets_BT != ignore).sum()
+        return self.loss_sum(ids_BT, targets_BT, ignore=ignore, documents_BT=documents_BT) / counted
+
+
+def _nats(logits: Tensor, targets_BT: Tensor, *, ignore: int) -> Tensor:
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=ignore, reduction="sum"
+    )

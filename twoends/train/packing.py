@@ -1,7 +1,7 @@
 """Documents that share a row: which tokens belong together, and where nothing may pass.
 
-`documents_BT` is int64 [B,T]: equal numbers side by side are one document, -1 is padding. Attention, the short
-convolution and the KDA state of a token see its own document only.
+`documents_BT` is int64 [B,T]: equal numbers side by side are one document, -1 is padding. Attention, the
+short convolution and the KDA state of a token see its own document only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def documents_of_rows(ids_BT: Tensor, *, eos: int) -> Tensor:
 def documents_of_lengths(cu_seqlens: Tensor, *, tokens: int) -> Tensor:
     """Documents [1, tokens] of one row from cumulative lengths (0, n_0, n_0 + n_1, ...).
 
-    Tokens behind the last length are padding. Lengths that fall, don't begin at 0 or exceed the row are refused.
+    Tokens behind the last length are padding. Lengths that fall, don't begin at 0 or exceed the row are
+    refused.
     """
     bounds = cu_seqlens.to(torch.int64)
     if bounds.ndim != 1 or not len(bounds) or int(bounds[0]) != 0 or bool((bounds.diff() < 0).any()):

@@ -1,4 +1,4 @@
-"""Fake quantisation: the forward pass sees MXFP4 weights and MXFP8 inputs, the gradient goes straight through.
+"""Fake quantisation: forward sees MXFP4 weights and MXFP8 inputs, the gradient goes straight through.
 
 Blocks of 32 numbers along the product's inner axis share a power of two 2^e, the smallest under which nothing
 saturates (RCEIL, the rule that the released bytes show): e = ceil(log2(amax / 6)) for MXFP4, whose elements
@@ -125,8 +125,8 @@ def activation_quantiser(kind: str) -> nn.Module:
 def packed_bytes(weight: Tensor, *, original: tuple[Bytes, Bytes] | None) -> tuple[Bytes, Bytes]:
     """(packed, scale) of one expert matrix [R,K] as the last forward pass multiplied it.
 
-    A matrix that still has the values of `original`, the bytes it was loaded from, keeps those bytes: encoding
-    anew would give the same values under other scales wherever a block's largest code is 3 or less.
+    A matrix that still has the values of `original`, the bytes it was loaded from, keeps those bytes:
+    encoding anew would give the same values under other scales where a block's largest code is 3 or less.
     """
     values = weight.detach().float().numpy()
     if original is not None and np.array_equal(mxfp4.decode(*original), values):
