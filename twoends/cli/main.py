@@ -23,6 +23,7 @@ from twoends.errors import DoesNotFit, OptionError, TwoendsError
 # verb -> what it does. Each verb is a module of this package whose `command()` describes it.
 COMMANDS = {
     "run": "write text with a model, within a memory budget",
+    "eval": "measure how well a model foretells a text",
     "plan": "show how a budget would be used, before anything is read",
     "inspect": "check a checkpoint and list what is in it",
     "doctor": "check this machine: kernels, memory, disk",

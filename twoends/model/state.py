@@ -38,6 +38,14 @@ class SequenceState:
         """Memory of the whole state, the room for later tokens included."""
         return sum(array.nbytes for layer in self.layers for array in _arrays_of(layer))
 
+    def restart(self) -> None:
+        """Back to a state that nothing has gone through; the memory stays."""
+        self.position = 0
+        for layer in self.layers:
+            if isinstance(layer, KdaState):
+                for array in _arrays_of(layer):
+                    array.fill(0)
+
     def arrays(self) -> Iterator[tuple[str, F32]]:
         """(name, the part in use) of everything that must be saved, in a fixed order."""
         for i, layer in enumerate(self.layers):
