@@ -173,9 +173,11 @@ SURFACE = {
     "doctor": "--disk --threads --kernels --json",
     "tiny": "DIR --preset --family --seed --layers --sparse --json",
     "pack": "MODEL OUT --stripe --json",
-    "bench": "WHAT OBJECT --threads --isa --capacities --order --model --rungs --repeat -n --ids --cap --out "
-    "--plot --json",
-    "train": "RECIPE --preset --out --data --shakespeare --resume --steps --minutes --threads --json",
+    "bench": "WHAT OBJECT --threads --isa --capacities --order --also --model --rungs --repeat -n --ids "
+    "--cap --out --plot --json",
+    "train": "RECIPE --preset --out --data --shakespeare --resume --steps --minutes --ablation --cells "
+    "--jobs --threads --json",
+    "eval": "MODEL --text --ram --threads --context --chunk --trace --source --kernels --json",
 }
 
 

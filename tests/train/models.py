@@ -82,7 +82,8 @@ def tiny_recipe(**changes: Any) -> Recipe:
     settings: dict[str, Any] = {
         "seed": 7, "steps": 6, "batch_rows": 2, "micro_rows": 2, "row_tokens": 24,
         "optimiser": "per-head-muon", "learning_rate": 3e-3, "final_learning_rate": 1e-4, "warmup_share": 0.3,
-        "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "momentum": 0.95, "qk_clip": 100.0, "clip_norm": 1.0,
+        "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "momentum": 0.95, "qk_clip": 100.0,
+        "clip_norm": 1.0,
         "balance": "quantile", "router_bias_keep": 0.5, "sign_rate": 1e-3, "auxiliary_weight": 0.01,
         "expert_weights": "mxfp4", "expert_activations": "none", "pack_documents": True, "recompute": False,
         "mtp": False, "matmul_dtype": "float32", "compile": False, "snapshot_minutes": 60.0,

@@ -111,11 +111,12 @@ def test_a_recipe_becomes_a_checkpoint_that_the_checkpoint_reader_accepts(tmp_pa
     assert read_config(out / "checkpoint").vocab_size == 656
     assert found["heldout_bits_per_byte"] == found["heldout_bits_per_byte_as_stored"]
     report = (out / "report.html").read_text()
-    assert "GFLOP/s" in report and "Once upon a time" in report and report.count("<svg") >= 5
+    assert all(words in report for words in ("GFLOP/s", "Once upon a time", "max violation"))
+    assert report.count("<svg") >= 5
     assert "http" not in report.replace("http://www.w3.org/2000/svg", "")
     assert len(list((out / "events").iterdir())) == 1
     (sample,) = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
-    assert sample["step"] == 3 and sample["samples"][0]["prompt"] == "Once upon a time"
+    assert (sample["step"], sample["samples"][0]["prompt"]) == (3, "Once upon a time")
 
 
 def test_ctrl_c_keeps_a_snapshot_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ else:
 before = run.evaluate()
 record = run.step()
 if ranks.is_first:
-    print(json.dumps({"before": before["noise"], "next": record["loss_nats"], "after": run.evaluate()["noise"]}))
+    after = run.evaluate()["noise"]
+    print(json.dumps({"before": before["noise"], "next": record["loss_nats"], "after": after}))
 else:
     run.evaluate()
 leave_ranks(ranks)

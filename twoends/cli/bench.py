@@ -30,9 +30,10 @@ def command() -> Command:
         about=(
             "'bench kernels' checks every operation's bits, then prints its rate and the share of the "
             "measured memory bandwidth. 'bench replay TRACE' asks every cache policy for the experts of a "
-            "trace (run --trace) at several capacities. 'bench router TRACE' tells how even the load of experts "
-            "is and how often a token's are the last one's. 'bench ladder MODEL' runs a model at several budgets "
-            "whose limits the system enforces, and compares the ids. Exit 4 where a bit or an id differs."
+            "trace (run --trace) at several capacities. 'bench router TRACE' tells how even the load of "
+            "experts is and how often a token's are the last one's. 'bench ladder MODEL' runs a model at "
+            "several budgets whose limits the system enforces, and compares the ids. Exit 4 where a bit or "
+            "an id differs."
         ),
         arguments=(
             Argument(name="WHAT", help="kernels, replay, router or ladder", required=True),

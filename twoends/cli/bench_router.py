@@ -26,15 +26,17 @@ def show_router(values: Values, screen: Screen) -> None:
 
 def tables(reports: dict[str, RouterReport]) -> list[str]:
     """Load and reuse, then the hits of a cache in % of all requests."""
-    load = [("trace", "tokens", "max violation", "never chosen", "reuse", "by load alone", "if even")]
+    load: list[tuple[str, ...]] = [
+        ("trace", "tokens", "max violation", "never chosen", "reuse", "by load alone", "if even")
+    ]
     for name, report in reports.items():
+        shares = (report.reuse, report.reuse_if_independent, report.reuse_if_even)
         load.append((
-            name, f"{report.num_tokens:,}", f"{report.max_violation:.2f}", f"{100 * report.unused_experts:.0f} %",
-            f"{100 * report.reuse:.1f} %", f"{100 * report.reuse_if_independent:.1f} %",
-            f"{100 * report.reuse_if_even:.1f} %",
+            name, f"{report.num_tokens:,}", f"{report.max_violation:.2f}",
+            f"{100 * report.unused_experts:.0f} %", *(f"{100 * share:.1f} %" for share in shares),
         ))  # fmt: skip
     head = [f"{policy} at {cycles:g}" for cycles in CAPACITIES for policy in _SHOWN]
-    hits = [("hits in %", *head)]
+    hits: list[tuple[str, ...]] = [("hits in %", *head)]
     for name, report in reports.items():
         shown = [report.hits[cycles][policy] for cycles in CAPACITIES for policy in _SHOWN]
         hits.append((name, *(f"{100 * share:.1f}" for share in shown)))

@@ -26,7 +26,13 @@ def command() -> Command:
             Argument(name="MODEL", help="a checkpoint's or a pack's directory; left out, the one that ships"),
         ),
         options=(
-            Option(flag="--text", value="FILE", convert=Path, many=True, help="a text in UTF-8; needed, may be given again"),
+            Option(
+                flag="--text",
+                value="FILE",
+                convert=Path,
+                many=True,
+                help="a text in UTF-8; needed, may be given again",
+            ),
             RAM,
             THREADS,
             CONTEXT,
@@ -52,7 +58,7 @@ def command() -> Command:
             "twoends eval /data/kimi-k3 --text a.txt --text b.txt --ram 8GB --json",
         ),
         act=_act,
-    )  # fmt: skip
+    )
 
 
 def _act(values: Values, screen: Screen) -> None:

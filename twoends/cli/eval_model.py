@@ -88,7 +88,7 @@ def _tell(scores: dict[str, Score], values: Values, screen: Screen) -> None:
         found = {name: _figures(score) for name, score in scores.items()}
         screen.line(json.dumps({"texts": found, "all": _figures(total)}))
         return
-    rows = [("text", "tokens", "bytes", "bits per byte", "right")]
+    rows: list[tuple[str, ...]] = [("text", "tokens", "bytes", "bits per byte", "right")]
     rows += [_row(name, score) for name, score in scores.items()]
     if len(scores) > 1:
         rows.append(_row("all", total))

@@ -26,7 +26,7 @@ from twoends.train.events import EventFile
 from twoends.train.export import export_checkpoint
 from twoends.train.flops import matmul_rate, token_flops
 from twoends.train.kda_choice import choose_kda
-from twoends.train.loop import Progress, Run, train, write_atomically
+from twoends.train.loop import Progress, Run, train, write_text_atomically
 from twoends.train.machine import use_threads
 from twoends.train.prepare import Prepared, prepare
 from twoends.train.ranks import Ranks, join_ranks, leave_ranks
@@ -36,7 +36,7 @@ from twoends.train.snapshot import newest_snapshot
 from twoends.units import format_bytes, format_duration
 
 # The finished model; the model as of the last snapshot, which samples are written with; what scripts read.
-CHECKPOINT, LATEST, RESULT = "checkpoint", "latest", "result.json"
+CHECKPOINT, LATEST, RESULT, REPORT = "checkpoint", "latest", "result.json", "report.html"
 Card = list[tuple[str, str]]
 
 
@@ -87,19 +87,21 @@ def _card(run: Run, *, threads: int) -> Card:
     flops = token_flops(recipe.model, row_tokens=train.row_tokens)
     rate = _matmul_rate(run)
     kda = choose_kda(ranks.device)
-    experts = train.expert_weights, train.expert_activations
+    per_step = f"{plural(train.batch_rows, 'row')}, {train.micro_rows} at once"
+    place = f"{ranks.device.type} ({ranks.reason}), {plural(threads, 'thread')}; torch {torch.__version__}"
     return [
         ("model", f"{sum(p.numel() for p in run.model.parameters()) / 1e6:.2f} million parameters"),
         ("text", f"{plural(len(run.text.rows), 'row')} of {plural(train.row_tokens, 'token')}"),
-        ("step", f"{plural(train.batch_rows, 'row')}, {train.micro_rows} at a time, {plural(ranks.world, 'rank')}"),
-        ("device", f"{ranks.device.type} ({ranks.reason}), {plural(threads, 'thread')}; torch {torch.__version__}"),
+        ("step", f"{per_step}, on {plural(ranks.world, 'rank')}"),
+        ("device", place),
         ("kda", f"{kda.name}: {kda.reason}"),
-        ("recipe", f"{train.optimiser}, balance {train.balance}, experts {' and '.join(experts)} (weights, inputs)"),
-        ("numbers", f"products in {train.matmul_dtype}; weights, router, norms, state, loss, optimiser binary32"),
-        ("work", f"{flops.train / 1e6:.1f} MFLOP a token; products run at {rate / 1e9:.1f} GFLOP/s, "
-                 f"so at most {ranks.world * rate / flops.train:,.0f} tokens/s"),
-        ("memory", f"{format_bytes(memory.total)} a step: activations {format_bytes(memory.activations)}, weights "
-                   f"and gradients {format_bytes(memory.weights + memory.gradients)}, optimiser "
+        ("optimiser", f"{train.optimiser}, balance {train.balance}"),
+        ("experts", f"weights {train.expert_weights}, inputs {train.expert_activations}"),
+        ("numbers", f"products in {train.matmul_dtype}; weights, router, norms, KDA state, loss binary32"),
+        ("work", f"{flops.train / 1e6:.1f} MFLOP a token; matrix products run at {rate / 1e9:.1f} GFLOP/s, "
+                 f"so {ranks.world * rate / flops.train:,.0f} tokens/s at most"),
+        ("memory", f"{format_bytes(memory.total)} a step: activations {format_bytes(memory.activations)}, "
+                   f"weights and gradients {format_bytes(memory.weights + memory.gradients)}, optimiser "
                    f"{format_bytes(memory.optimiser)}"),
     ]  # fmt: skip
 
@@ -184,8 +186,8 @@ def _finish(run: Run, prepared: Prepared, card: Card, values: Values, screen: Sc
         records=run.losses,
         recipe_text=recipe_text(run.recipe),
     )
-    for name, text in (("report.html", report), (RESULT, json.dumps(found, indent=1))):
-        write_atomically(run.out_dir / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+    write_text_atomically(run.out_dir / REPORT, report)
+    write_text_atomically(run.out_dir / RESULT, json.dumps(found, indent=1))
     if values.json:
         screen.line(json.dumps(found))
         return
@@ -233,7 +235,7 @@ def _ending(run: Run, found: dict[str, Any], values: Values) -> list[str]:
         rows = [
             ("trained", f"{plural(found['steps'], 'step')}, {plural(found['tokens'], 'token')}"),
             *_speed(run),
-            ("written", f"{directory}, {format_bytes(size)}; {run.out_dir / 'report.html'}"),
+            ("written", f"{directory}, {format_bytes(size)}; {run.out_dir / REPORT}"),
         ]
         after = f'  twoends run {place}/{CHECKPOINT} "Once upon a time"'
     else:

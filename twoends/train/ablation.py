@@ -109,7 +109,7 @@ def tables(folder: Path, *, seeds: Sequence[int] = SEEDS) -> str:
     parts = []
     for title, rows in TABLES.items():
         with_balance = title == "Balance"
-        head, rule = "| " + title.lower() + " | runs | bits per byte | seeds apart |", "|---|---:|---:|---:|"
+        head, rule = f"| {title.lower()} | runs | bits per byte | spread |", "|---|---:|---:|---:|"
         if with_balance:
             head, rule = head + " max violation |", rule + "---:|"
         lines, figures = [f"### {title}", "", head, rule], []
@@ -129,7 +129,7 @@ def tables(folder: Path, *, seeds: Sequence[int] = SEEDS) -> str:
 
 
 def verdict(figures: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """What the spread of the seeds carries: an order, only where every run of one beats every run of another."""
+    """What the seeds carry: an order only where every run of one beats every run of another."""
     said = []
     for i, (name, bits) in enumerate(figures):
         for other, theirs in figures[i + 1 :]:

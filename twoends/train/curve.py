@@ -67,10 +67,7 @@ def svg(records: Sequence[dict[str, Any]], *, title: str) -> str:
 
 def drawing(lines: Sequence[Line], *, title: str, logarithmic: bool) -> str:
     """Lines over steps, from 0 to the last. Values that a logarithm can't take are left out."""
-    kept = [
-        (line, [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y) and (y > 0 or not logarithmic)])
-        for line in lines
-    ]  # fmt: skip
+    kept = [(line, _points(line, logarithmic)) for line in lines]
     values = [y for _, points in kept for _, y in points]
     last = max((x for _, points in kept for x, _ in points), default=1) or 1
     low, high = _span(values, logarithmic)
@@ -99,6 +96,11 @@ def drawing(lines: Sequence[Line], *, title: str, logarithmic: bool) -> str:
         f'<text x="{_WIDTH // 2}" y="{_HEIGHT - 5}" text-anchor="middle">{escape(title)}</text></svg>'
     )
     return "\n".join(parts) + "\n"
+
+
+def _points(line: Line, logarithmic: bool) -> list[tuple[float, float]]:
+    pairs = zip(line.x, line.y, strict=True)
+    return [(x, y) for x, y in pairs if math.isfinite(y) and (y > 0 or not logarithmic)]
 
 
 def _span(values: Sequence[float], logarithmic: bool) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What a step should cost in matrix products, and how fast this machine makes them: the share that a run gets."""
+"""What a step should cost in matrix products, and how fast this machine makes them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TokenFlops:
 
 
 def token_flops(arch: Architecture, *, row_tokens: int) -> TokenFlops:
-    """The model's own operations per token, in rows of `row_tokens`; padding and masks are not the model's."""
+    """The model's own operations per token, in rows of `row_tokens`; padding and masks don't count."""
     width, latent, hidden = arch.hidden_size, arch.routed_expert_hidden_size, arch.moe_intermediate_size
     num_moe = sum(arch.is_moe(layer) for layer in range(arch.num_hidden_layers))
     num_kda = sum(arch.is_kda(layer) for layer in range(arch.num_hidden_layers))

@@ -89,6 +89,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     partial.replace(path)
 
 
+def write_text_atomically(path: Path, text: str) -> None:
+    """`write_atomically` for a text in UTF-8."""
+    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
 def peak_bytes(device: torch.device) -> int:
     """The most memory this process had: of the device if it is CUDA, else resident."""
     if device.type == "cuda":
@@ -235,7 +240,7 @@ class Run:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Held-out bits per byte of each source. Every rank computes all of it: nothing depends on their number."""
+        """Held-out bits per byte of each source. Every rank computes all: nothing depends on their number."""
         self.model.eval()
         result = {}
         for source, rows in self.text.heldout.items():
@@ -279,7 +284,7 @@ class Run:
         )
         if self.ranks.is_first:
             lines = "".join(json.dumps(record) + "\n" for record in self.losses)
-            write_atomically(self.out_dir / LOSSES, lambda path: path.write_text(lines, encoding="ascii"))
+            write_text_atomically(self.out_dir / LOSSES, lines)
 
     def restore(self) -> None:
         """Continue from the newest whole snapshot in out_dir. One of another model is refused."""

@@ -1,4 +1,4 @@
-"""What one step holds, told before it runs: weights, gradients, the optimiser, activations, the head's work."""
+"""What one step holds, told before it runs: weights, gradients, optimiser, activations, the head's work."""
 
 from __future__ import annotations
 

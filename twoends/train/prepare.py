@@ -8,7 +8,7 @@ from pathlib import Path
 from twoends.errors import OptionError
 from twoends.train.bpe import encoding, rank_file, read_rank_file, train_ranks
 from twoends.train.corpus import mixed_documents, read_documents
-from twoends.train.loop import Text, write_atomically
+from twoends.train.loop import Text, write_text_atomically
 from twoends.train.recipe import Recipe
 from twoends.train.rows import pack_rows, token_bytes
 
@@ -32,7 +32,7 @@ def learn_ranks(recipe: Recipe, *, corpus_dir: Path, path: Path) -> list[bytes]:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         text = _given_ranks(recipe) if recipe.tokenizer.file else _learnt_ranks(recipe, corpus_dir)
-        write_atomically(path, lambda partial: partial.write_text(text, encoding="ascii"))
+        write_text_atomically(path, text)
     ranks = read_rank_file(path)
     if len(ranks) != recipe.tokenizer.num_ranks:
         raise OptionError(

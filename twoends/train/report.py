@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file with its card, its curves and what the model wrote, and nothing to fetch."""
+"""The report of a run: one HTML file with its card, curves and samples, and nothing to fetch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def report_html(
     records: Sequence[dict[str, Any]],
     recipe_text: str,
 ) -> str:
-    """The report of the run in `out_dir`: `records` are those of loss.jsonl, the rest is read from the folder."""
+    """The report of the run in `out_dir`; `records` are those of loss.jsonl, the folder has the rest."""
     last = records[-1]["step"] if records else 0
     speed, heldout, samples = (read_lines(out_dir / name, up_to=last) for name in (SPEED, HELDOUT, SAMPLES))
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in card)
@@ -94,7 +94,8 @@ def _curves(
     ]
     drawings = [
         ("bits per byte of the training text", [
-            of("bits_per_byte", "each step", _GREY), of("bits_per_byte", "mean of 20", _COLOURS[0], smooth=True),
+            of("bits_per_byte", "each step", _GREY),
+            of("bits_per_byte", "mean of 20", _COLOURS[0], smooth=True),
         ], True),
         ("max violation: largest load over mean load, minus 1", violation, False),
         ("gradient norm before clipping", [of("gradient_norm", "norm", _COLOURS[0])], True),

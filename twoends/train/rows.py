@@ -28,8 +28,9 @@ def pack_rows(documents: list[str], *, encoder: tiktoken.Encoding, row_tokens: i
         if len(row) > row_tokens:
             rows.append(row[: row_tokens + 1])
             row = []
-    dtype = np.uint16 if encoder.n_vocab <= 1 << 16 else np.uint32
-    return np.asarray(rows, dtype=dtype).reshape(-1, row_tokens + 1)
+    if encoder.n_vocab <= 1 << 16:
+        return np.asarray(rows, dtype=np.uint16).reshape(-1, row_tokens + 1)
+    return np.asarray(rows, dtype=np.uint32).reshape(-1, row_tokens + 1)
 
 
 def batch(rows: Ids, *, step: int, batch_rows: int, seed: int) -> npt.NDArray[np.int64]:
