@@ -63,3 +63,11 @@ def format_duration(seconds: float) -> str:
     if minutes < 120:
         return f"{minutes} min {rest_s:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second meant by "6GB/s" or "500 MB/s". Raises OptionError."""
+    size, slash, per = text.partition("/")
+    if not slash or per.strip() != "s":
+        raise OptionError(f"'{text}' is not a rate.", remedies=["Write a size per second:  6GB/s, 500MB/s"])
+    return float(parse_bytes(size))

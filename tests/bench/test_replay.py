@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.opened import generate, opened
+from tests.support.routing import KINDS, synthetic_trace
 from tests.support.running import PROMPT
 from twoends.bench.replay import engine_hits, replay
 from twoends.bench.replay_policies import belady_hits, lfu_hits, lru_hits, s3fifo_hits
 from twoends.bench.traces import read_trace
+from twoends.engine.split import MIN_SLOTS
 from twoends.generate.generator import Generator
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "routing"
@@ -96,6 +98,22 @@ def test_ours_has_most_of_what_could_be_had_and_is_never_below_lru_or_s3fifo(req
     ours = engine_hits(trace, slots)
     assert ours >= 0.55 * belady_hits(requests, slots)
     assert ours >= max(lru_hits(requests, slots), s3fifo_hits(requests, slots))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranked", [True, False])
+def test_no_kind_of_routing_is_served_worse_than_by_lru_or_s3fifo(kind, ranked):
+    """One set of constants, no tuning: flat, local, skewed, drifting, topics, texts in turn, no reuse."""
+    trace = synthetic_trace(kind, ranked=ranked, tokens=80, layers=8, experts=48, chosen=4)
+    requests = trace.requests()
+    for cycles in (0.5, 1, 1.5):
+        slots = int(cycles * trace.cycle_slots)
+        assert engine_hits(trace, slots) >= max(lru_hits(requests, slots), s3fifo_hits(requests, slots))
+
+
+def test_a_thousand_tokens_in_the_fewest_slots_hit_little_and_end():
+    trace = synthetic_trace("local", tokens=1000, layers=4, experts=24, chosen=4)
+    assert 0 < engine_hits(trace, MIN_SLOTS) < 0.3 * len(trace.requests())
 
 
 @real

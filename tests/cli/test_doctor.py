@@ -10,6 +10,8 @@ import pytest
 from twoends.cli import disks, doctor_machine, load
 from twoends.engine import device
 from twoends.errors import NotSound
+from twoends.kernels.ops import Ops
+from twoends.sizing import calibrate, calibration
 
 
 @pytest.fixture(autouse=True)
@@ -21,11 +23,30 @@ def quick_disk(monkeypatch):
     monkeypatch.setattr(
         doctor_machine, "measure_disk", functools.partial(disks.measure_disk, file_bytes=32 * 2**20)
     )
+    monkeypatch.setattr(calibrate, "_LARGE", "nano")
+    monkeypatch.setattr(calibrate, "_ROUNDS", 1)
 
 
 def test_the_rate_that_it_measures_is_the_one_that_plan_uses(twoends, tmp_path):
     found = json.loads(twoends("doctor", "--disk", tmp_path, "--json").out)
     assert device.rate_under(tmp_path).bytes_per_s == found["disk"]["bytes_per_s"] > 0
+
+
+def test_the_passes_that_it_measures_are_those_that_plan_uses(twoends, tmp_path):
+    found = json.loads(twoends("doctor", "--disk", tmp_path, "--json").out)
+    kernels = found["kernels"]
+    if kernels["isa"] is None:
+        assert found["compute"] is None
+        return
+    kept = calibration.kept_compute(tmp_path, isa=kernels["isa"], threads=kernels["threads"])
+    assert kept.as_object() == found["compute"]
+
+
+def test_where_memory_is_short_passes_are_not_measured_and_it_says_so(twoends, monkeypatch):
+    monkeypatch.setattr(doctor_machine, "available_bytes", lambda: 900_000_000)
+    result = twoends("doctor")
+    assert result.code == 0
+    assert "passes         not measured" in result.out or "passes    not measured" in result.out
 
 
 def test_it_leaves_no_file_behind(twoends, tmp_path):
@@ -43,7 +64,7 @@ def test_the_last_line_is_the_next_command(twoends):
 
 def test_every_operation_is_listed(twoends):
     found = json.loads(twoends("doctor", "--kernels", "reference", "--json").out)
-    assert len(found["kernels"]["operations"]) == 18
+    assert len(found["kernels"]["operations"]) == len(Ops.__dataclass_fields__) - 1
     assert set(found["kernels"]["operations"].values()) == {"reference"}
 
 

@@ -165,16 +165,20 @@ def test_help_loads_neither_numpy_nor_torch():
 
 # Every option of every command. A new one is a promise to users: add it here when it is meant.
 SURFACE = {
-    "run": "MODEL PROMPT --ids -n --ram --threads --chunk --draft --context --policy --temperature --top-p "
-    "--top-k --seed --stop --save --load --trace --save-profile --profile --latent-eps --source --kernels "
-    "--no-direct --json",
-    "plan": "MODEL --ram --context --chunk --draft --threads --kernels --latent-eps --source --json",
+    "run": "MODEL PROMPT --ids -n --ram --threads --chunk --draft --draft-from --draft-model "
+    "--context --look-ahead --policy --temperature --top-p --top-k --seed --stop --save "
+    "--load --trace --save-profile --profile --latent-eps --source --kernels --no-direct "
+    "--json",
+    "batch": "MODEL INPUT OUTPUT --ram --sequences --threads --chunk --context --policy --trace --latent-eps "
+    "--source --kernels --no-direct --json",
+    "plan": "MODEL --ram --context --sequences --chunk --draft --look-ahead --profile --threads "
+    "--kernels --latent-eps --source --json",
     "inspect": "MODEL --config --sizes --layer --verify --source --json",
     "doctor": "--disk --threads --kernels --json",
     "tiny": "DIR --preset --family --seed --layers --sparse --json",
-    "pack": "MODEL OUT --stripe --json",
-    "bench": "WHAT OBJECT --threads --isa --capacities --order --also --model --rungs --repeat -n --ids "
-    "--cap --out --plot --json",
+    "pack": "MODEL OUT --code --experts --stripe --json",
+    "bench": "WHAT OBJECT --threads --isa --capacities --order --also --model --save-profile --rungs "
+    "--repeat -n --ids --cap --out --plot --json",
     "train": "RECIPE --preset --out --data --shakespeare --resume --steps --minutes --ablation --cells "
     "--jobs --threads --json",
     "eval": "MODEL --text --ram --threads --context --chunk --trace --source --kernels --json",

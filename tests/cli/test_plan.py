@@ -34,6 +34,9 @@ Kimi K3   93 layers (69 KDA, 24 MLA)   1.56 TB on disk            budget 8.00 GB
 
   one token  104.46 GB trunk + 25.83 GB experts = 130.29 GB
              at most: experts that are already here are not read again
+  expected   129.00 GB with 5 % of experts already here
+             assumed: as on a real trace
+  look-ahead off: the disk has no time for guesses
   estimate   27.1 s of reading at 4.80 GB/s (twoends doctor, 2026-11-30)
 
   floor       912.0 MB   the least budget that runs
@@ -52,6 +55,7 @@ def a_plan(ram_bytes: int) -> Plan:
     shown = {
         "ram_bytes": ram_bytes,
         "pinned_bytes": 6_700_000_000,
+        "num_slots": 20,
         "slot_bytes": 17_551_360,
         "rows": (
             row("program", 117_000_000, "measured; 12 MB to spare"),
@@ -64,7 +68,12 @@ def a_plan(ram_bytes: int) -> Plan:
         "floor_rows": (row("program", 912_000_000, ""),),
         "trunk_bytes_per_pass": 111_160_000_000,
         "expert_bytes_per_request": 17_547_264.0,
+        "num_sequences": 1,
         "experts_per_pass": 1472,
+        "experts_in_all": 82_432,
+        "expected_hits": 0.05,
+        "hits_source": "assumed: as on a real trace",
+        "look_ahead": "off: the disk has no time for guesses",
         "embedding_bytes_per_token": 20_480,
     }
     return Plan(**{field.name: shown.get(field.name, 0) for field in dataclasses.fields(Plan)})
@@ -79,7 +88,9 @@ def fixed_program(monkeypatch):
 def test_the_screen_to_the_letter(capsys):
     layers = {"kda_layers": range(69), "mla_layers": range(24), "num_layers": 93, "family": "kimi-k3"}
     checkpoint = SimpleNamespace(
-        config=SimpleNamespace(**layers), index=SimpleNamespace(total_bytes=1_560_860_324_864)
+        directory=Path("nowhere"),
+        config=SimpleNamespace(**layers),
+        index=SimpleNamespace(total_bytes=1_560_860_324_864),
     )
     report = PlanReport(
         checkpoint=checkpoint,

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoends.generate.draft_length import MAX_DRAFT, DraftLength
-from twoends.generate.lookup import PromptLookup
+from twoends.generate.lookup import PromptLookup, lookup_bytes
 
 
 def lookup_over(ids):
-    lookup = PromptLookup()
+    lookup = PromptLookup(len(ids))
     lookup.extend(ids)
     return lookup
 
@@ -33,6 +33,28 @@ def test_a_loop_is_drafted_round_and_round():
     assert lookup_over([1, 2, 3, 1, 2, 3, 1, 2]).draft(5) == [3, 1, 2, 3, 1]
 
 
+def test_an_earlier_text_is_copied_from_until_this_one_has_the_same_suffix():
+    lookup = PromptLookup(20, before=[1, 2, 3, 4, 5, 6])
+    lookup.extend([7, 8, 2, 3])
+    assert lookup.draft(3) == [4, 5, 6]
+    lookup.extend([7, 8, 2, 3, 9, 0, 2, 3])
+    assert lookup.draft(1) == [9]
+
+
+def test_a_suffix_never_reaches_back_into_the_earlier_text():
+    lookup = PromptLookup(20, before=[1, 2, 3, 9, 1])
+    lookup.extend([2])
+    assert lookup.draft(1) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 1000])
+def test_a_lookup_takes_the_bytes_that_its_row_says(size):
+    lookup = PromptLookup(size)
+    lookup.extend([i % 7 for i in range(size)])
+    held = lookup._ids_N.nbytes + sum(ends.nbytes for ends in lookup._ends.values())
+    assert held == lookup_bytes(size)
+
+
 @pytest.mark.parametrize("ids", [[], [1], [1, 2], [1, 2, 3, 4, 5]], ids=len)
 def test_nothing_is_drafted_where_nothing_came_again(ids):
     assert lookup_over(ids).draft(4) == []
@@ -40,11 +62,13 @@ def test_nothing_is_drafted_where_nothing_came_again(ids):
 
 @given(ids=st.lists(st.integers(0, 4), max_size=60), cut=st.integers(0, 60), most=st.integers(0, 8))
 def test_a_draft_is_a_copy_of_the_past_whatever_the_pieces(ids, cut, most):
-    lookup = PromptLookup()
+    lookup = PromptLookup(60)
     lookup.extend(ids[:cut])
     lookup.extend(ids)
     draft = lookup.draft(most)
-    assert draft == lookup_over(ids).draft(most)
+    whole = PromptLookup(60)
+    whole.extend(ids)
+    assert draft == whole.draft(most)
     assert len(draft) in (0, most)
     if draft:
         joined = [*ids, *draft]

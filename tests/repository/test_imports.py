@@ -28,8 +28,9 @@ MAY_IMPORT = {
     "generate": {"generate", *_GENERATE},
     "api": {"generate", *_GENERATE},
     "bench": {"bench", "generate", *_GENERATE},
+    "sizing": {"sizing", *_GENERATE},
     "train": {"train", *_ENGINE},
-    "cli": {"cli", "api", "bench", "generate", "train", *_GENERATE},
+    "cli": {"cli", "api", "bench", "generate", "sizing", "train", *_GENERATE},
 }
 
 

@@ -11,6 +11,7 @@ from twoends.engine.files import read_at
 from twoends.engine.open import Checkpoint, OpenModel
 from twoends.engine.profile import ExpertProfile
 from twoends.engine.trace import Counters, Trace
+from twoends.generate.draft_model import DraftModel
 from twoends.generate.generator import Generator
 from twoends.generate.sampler import Sampling
 from twoends.generate.session import read_session, restore_state, save_session
@@ -49,9 +50,19 @@ class Run:
     drafted: int = 0
     accepted: int = 0
     profile: ExpertProfile | None = None
+    drafts: dict = field(default_factory=dict)
 
 
-def plan_of(checkpoint: Checkpoint, *, budget="ample", chunk=None, context=64, draft=0) -> Plan:
+def plan_of(
+    checkpoint: Checkpoint,
+    *,
+    budget="ample",
+    chunk=None,
+    context=64,
+    draft=0,
+    sequences=1,
+    look_ahead="off",
+) -> Plan:
     """`budget` is "floor", "ample", bytes above the floor, or a share of the floor above it (float)."""
 
     def make(ram_bytes):
@@ -63,6 +74,8 @@ def plan_of(checkpoint: Checkpoint, *, budget="ample", chunk=None, context=64, d
             context_tokens=context,
             chunk_tokens=chunk,
             draft_tokens=draft,
+            num_sequences=sequences,
+            look_ahead=look_ahead,
         )
 
     ample = make(10**12)
@@ -88,6 +101,9 @@ def run(
     budget="ample",
     chunk=None,
     draft=0,
+    draft_model: Checkpoint | None = None,
+    earlier=(),
+    look_ahead="off",
     policy="decayed",
     sampling=None,
     save_after: int | None = None,
@@ -103,7 +119,14 @@ def run(
     parts = [num_new] if save_after is None else [save_after, num_new - save_after]
     ids = list(prompt)
     for part, count in enumerate(parts):
-        plan = plan_of(checkpoint, budget=budget, chunk=chunk, draft=draft, context=len(prompt) + num_new)
+        plan = plan_of(
+            checkpoint,
+            budget=budget,
+            chunk=chunk,
+            draft=draft,
+            context=len(prompt) + num_new,
+            look_ahead=look_ahead,
+        )
         model = OpenModel(
             checkpoint,
             plan,
@@ -113,15 +136,23 @@ def run(
             read=read,
             read_shape=read_shape,
             profile=profile,
+            look_ahead=look_ahead,
             trace=Trace(trace) if trace else None,
         )
+        guesses = None
         try:
+            if draft_model is not None:
+                guesses = open_draft(draft_model, ops, context=len(prompt) + num_new)
             if part:
                 saved = read_session(tmp_path / "s", checkpoint=checkpoint)
                 restore_state(saved, model.state)
                 ids = saved.ids
             tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
-            outcome = Generator(model, ids, chunk=plan.chunk_tokens).run(
+            drafter = None if guesses is None else DraftModel(guesses, sampling=sampling or Sampling())
+            generator = Generator(
+                model, ids, chunk=plan.chunk_tokens, earlier_ids=list(earlier), draft_model=drafter
+            )
+            outcome = generator.run(
                 num_new=count,
                 sampling=sampling or Sampling(),
                 stream=TextStream(tokenizer, stop_strings=(), stop_ids=frozenset()),
@@ -132,11 +163,19 @@ def run(
                 save_session(tmp_path / "s", checkpoint=checkpoint, ids=ids, state=model.state)
         finally:
             model.close()
+            if guesses is not None:
+                guesses.close()
         result.ids += outcome.ids
         result.digests += outcome.position_digests
         result.drafted += outcome.num_drafted
         result.accepted += outcome.num_accepted
-        result.counters, result.plan = model.counters, plan
+        result.counters, result.plan, result.drafts = model.counters, plan, outcome.drafts
         if policy == "decayed":
             result.profile = model.profile
     return result
+
+
+def open_draft(checkpoint: Checkpoint, ops: Ops, *, context: int, budget="ample") -> OpenModel:
+    """A draft model; in an ample budget its guesses read nothing."""
+    plan = plan_of(checkpoint, budget=budget, chunk=3, context=context)
+    return OpenModel(checkpoint, plan, ops, poison=True)

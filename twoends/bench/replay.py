@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from twoends.bench.replay_policies import belady_hits, lfu_hits, lru_hits, s3fifo_hits
 from twoends.bench.traces import RoutingTrace
-from twoends.engine.policies import Key, Policy, make_policy
+from twoends.engine.curve import HitCurve, with_ends
+from twoends.engine.policies import Decayed, Key, Policy, make_policy
+from twoends.engine.profile import ExpertProfile
 
 # In token cycles.
 CAPACITIES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 1.5, 2.0, 4.0)
@@ -79,21 +81,47 @@ def replay(
 
 def engine_hits(trace: RoutingTrace, num_slots: int) -> int:
     """Hits of the engine's own policy object, asked as the engine asks it."""
-    layers = trace.layers
+    return _replay_engine(trace, num_slots, trace.layers, trace.num_experts).hits
+
+
+def engine_passes(trace: RoutingTrace, num_slots: int) -> list[tuple[int, int]]:
+    """(requests, hits) of every pass; a pass begins at the first of the layers."""
+    return _replay_engine(trace, num_slots, trace.layers, trace.num_experts).passes
+
+
+def measured_profile(
+    trace: RoutingTrace, report: ReplayReport, *, fingerprint: str, layers: range, num_experts: int
+) -> ExpertProfile:
+    """What a trace of this model says: how popular experts were at its end, and what slots were worth."""
+    points = [(row.slots, row.hits["ours"] / report.num_requests) for row in report.rows]
+    policy = _replay_engine(trace, report.cycle_slots, layers, num_experts).policy
+    assert isinstance(policy, Decayed)
+    source = f"measured: replay of {report.num_tokens:,} tokens"
+    curve = HitCurve(points=with_ends(points, len(layers) * num_experts), source=source)
+    return ExpertProfile(fingerprint=fingerprint, popularity_LE=policy.popularity_LE, curve=curve)
+
+
+def _replay_engine(trace: RoutingTrace, num_slots: int, layers: range, num_experts: int) -> _Slots:
     cache = _Slots(
         make_policy(
             "decayed",
             num_slots,
             first_layer=layers[0],
             num_layers=len(layers),
-            num_experts=trace.num_experts,
+            num_experts=num_experts,
             ranked=trace.ranked,
         )
     )
     for step in trace.steps:
+        if step.layer == trace.layers[0]:
+            cache.passes.append((0, 0))
+        keys = [(step.layer, expert) for expert in dict.fromkeys(step.ids_TS.ravel().tolist())]
+        before = cache.hits
         cache.policy.observe(step.layer, step.ids_TS)
-        cache.serve([(step.layer, expert) for expert in dict.fromkeys(step.ids_TS.ravel().tolist())])
-    return cache.hits
+        cache.serve(keys)
+        requests, hits = cache.passes[-1]
+        cache.passes[-1] = (requests + len(keys), hits + cache.hits - before)
+    return cache
 
 
 class _Slots:
@@ -102,6 +130,8 @@ class _Slots:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.hits = 0
+        # (requests, hits) of every pass that was replayed.
+        self.passes: list[tuple[int, int]] = []
         self._where: dict[Key, int] = {}
         self._owner: dict[int, Key] = {}
 

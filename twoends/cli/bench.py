@@ -30,14 +30,17 @@ def command() -> Command:
         about=(
             "'bench kernels' checks every operation's bits, then prints its rate and the share of the "
             "measured memory bandwidth. 'bench replay TRACE' asks every cache policy for the experts of a "
-            "trace (run --trace) at several capacities. 'bench router TRACE' tells how even the load of "
+            "trace (run --trace) at several capacities; 'bench router TRACE' tells how even the load of "
             "experts is and how often a token's are the last one's. 'bench ladder MODEL' runs a model at "
-            "several budgets whose limits the system enforces, and compares the ids. Exit 4 where a bit or "
-            "an id differs."
+            "several budgets whose limits the system enforces, and compares the ids; 'bench predict MODEL' "
+            "first says how long a token will take on each, from doctor's figures. Exit 4 where a bit or an "
+            "id differs."
         ),
         arguments=(
-            Argument(name="WHAT", help="kernels, replay, router or ladder", required=True),
-            Argument(name="OBJECT", help="replay, router: a trace; ladder: a checkpoint's directory"),
+            Argument(name="WHAT", help="kernels, replay, router, ladder or predict", required=True),
+            Argument(
+                name="OBJECT", help="replay, router: a trace; ladder, predict: a checkpoint's directory"
+            ),
         ),
         options=_options(),
         examples=(
@@ -54,6 +57,17 @@ def _options() -> tuple[Option, ...]:
     return (
         THREADS,
         Option(flag="--isa", value="X", help="kernels: instruction set, instead of the fastest"),
+        *_replay_options(),
+        *_ladder_options(),
+        Option(
+            flag="--plot", value="FILE", convert=Path, help="replay, ladder: a picture (.png, .svg, .pdf)"
+        ),
+        JSON,
+    )
+
+
+def _replay_options() -> tuple[Option, ...]:
+    return (
         Option(
             flag="--capacities",
             value="1/4,1,2",
@@ -74,28 +88,46 @@ def _options() -> tuple[Option, ...]:
             help="replay: refuse the trace unless this checkpoint made it",
         ),
         Option(
-            flag="--rungs", value="200MB,1GB", convert=_sizes, help="ladder: the budgets; needed, two or more"
+            flag="--save-profile",
+            value="FILE",
+            convert=Path,
+            help="replay: keep what slots were worth to --model, for plan and run (--profile)",
+        ),
+    )
+
+
+def _ladder_options() -> tuple[Option, ...]:
+    return (
+        Option(
+            flag="--rungs",
+            value="200MB,1GB",
+            convert=_sizes,
+            help="ladder, predict: the budgets; two or more",
         ),
         Option(
             flag="--repeat",
             value="N",
             convert=whole_number(least=1),
             default=5,
-            help="ladder: runs a rung (5)",
+            help="ladder, predict: runs a rung (5)",
         ),
-        Option(flag="-n", value="N", convert=whole_number(least=2), default=16, help="ladder: tokens (16)"),
-        Option(flag="--ids", value="1,2,3", convert=ids_of, help="ladder: the prompt (1,2,3,4,5,6,7,8)"),
+        Option(
+            flag="-n",
+            value="N",
+            convert=whole_number(least=2),
+            default=16,
+            help="ladder, predict: tokens (16)",
+        ),
+        Option(
+            flag="--ids", value="1,2,3", convert=ids_of, help="ladder, predict: the prompt (1,2,3,4,5,6,7,8)"
+        ),
         Option(
             flag="--cap",
             choices=("auto", "cgroup", "rlimit", "none"),
             default="auto",
-            help="ladder: what enforces the budgets; auto: a memory cgroup where it can, else RLIMIT_DATA",
+            help="ladder, predict: what enforces the budgets; auto: a memory cgroup, else RLIMIT_DATA",
         ),
         Option(flag="--out", value="FILE", convert=Path, help="ladder: the result file (ladder.json)"),
-        Option(
-            flag="--plot", value="FILE", convert=Path, help="replay, ladder: a picture (.png, .svg, .pdf)"
-        ),
-        JSON,
     )
 
 
@@ -124,7 +156,14 @@ def _subjects() -> dict[str, _Subject]:
     return {
         "kernels": _Subject(needs=None, options=frozenset({"threads", "isa"}), act=_kernels),
         "replay": _Subject(
-            needs="a trace", options=frozenset({"capacities", "order", "model", "plot"}), act=_replay
+            needs="a trace",
+            options=frozenset({"capacities", "order", "model", "plot", "save_profile"}),
+            act=_replay,
+        ),
+        "predict": _Subject(
+            needs="a checkpoint's directory",
+            options=frozenset({"threads", "rungs", "repeat", "n", "ids", "cap"}),
+            act=_predict,
         ),
         "router": _Subject(needs="a trace", options=frozenset({"order", "also"}), act=_router),
         "ladder": _Subject(
@@ -157,6 +196,12 @@ def _ladder(values: Values, screen: Screen) -> None:
     from twoends.cli.bench_ladder import show_ladder
 
     show_ladder(values, screen)
+
+
+def _predict(values: Values, screen: Screen) -> None:
+    from twoends.cli.bench_predict import show_prediction
+
+    show_prediction(values, screen)
 
 
 def _capacities(word: str) -> list[float]:

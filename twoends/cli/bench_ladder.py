@@ -28,7 +28,7 @@ _CAPS: dict[Cap, str] = {
 
 def show_ladder(values: Values, screen: Screen) -> None:
     """`twoends bench ladder MODEL`. Raises NotSound if any id or bit differs, or a run was killed."""
-    job, out = _job(values), values.out or Path("ladder.json")
+    job, out = job_of(values), values.out or Path("ladder.json")
     _check_places(values, out)
     card = machine(directory=job.model)
     if not values.json:
@@ -83,7 +83,8 @@ def choose_cap(asked: str) -> Cap:
     )
 
 
-def _job(values: Values) -> Job:
+def job_of(values: Values) -> Job:
+    """What is run on every rung. Raises OptionError and what opening a checkpoint raises."""
     checkpoint = Checkpoint.open(Path(values.object))
     if not values.rungs or len(values.rungs) < 2:
         raise OptionError("a ladder needs two rungs at least:  --rungs 200MB,400MB")
@@ -125,16 +126,16 @@ def _line(row: RungRow, *, is_first: bool) -> str:
         # The sentence's first half has both numbers or the cause; the rest is in the result file.
         said = row.trouble.split(";")[0]
         what = "below the floor" if row.is_below_floor else "FAILED"
-        return f"  {_size(row.ram_bytes):>7} {what}: {said}"[:80]
+        return f"  {size_text(row.ram_bytes):>7} {what}: {said}"[:80]
     peak = row.peak_bytes if row.group_peak_bytes is None else row.group_peak_bytes
     return _columns(
-        _size(row.ram_bytes),
-        _size(row.window_bytes) if row.window_bytes else "whole",
+        size_text(row.ram_bytes),
+        size_text(row.window_bytes) if row.window_bytes else "whole",
         f"{row.slots:,}",
         "-" if row.token_s is None else _time_text(row.token_s),
-        _size(row.read_bytes_per_pass),
+        size_text(row.read_bytes_per_pass),
         "-" if row.hit_share is None else f"{100 * row.hit_share:.0f}%",
-        _size(peak),
+        size_text(peak),
         _ids_text(row, is_first=is_first),
     )
 
@@ -159,7 +160,7 @@ def _ids_text(row: RungRow, *, is_first: bool) -> str:
     return row.ids_digest if is_first else "same"
 
 
-def _size(num_bytes: float) -> str:
+def size_text(num_bytes: float) -> str:
     """Three digits and a unit: a rung is a line."""
     unit, factor = ("GB", 1e9) if num_bytes >= 999.5e6 else ("MB", 1e6)
     return f"{_three(num_bytes / factor)} {unit}"
@@ -208,7 +209,7 @@ def _raise_what_is_unsound(report: LadderReport) -> None:
         raise NotSound(
             f"{what} on {report.num_different or len(killed)} of {plural(len(report.rows), 'rung')}.",
             evidence=[
-                (_size(row.ram_bytes), row.trouble or _ids_text(row, is_first=False))
+                (size_text(row.ram_bytes), row.trouble or _ids_text(row, is_first=False))
                 for row in report.rows
                 if row.was_killed or row.differs_at is not None or row.logits_differ
             ],
@@ -220,5 +221,5 @@ def _raise_what_is_unsound(report: LadderReport) -> None:
     if failed:
         raise TwoendsError(
             f"{plural(len(failed), 'rung')} of {len(report.rows)} failed.",
-            evidence=[(_size(row.ram_bytes), row.trouble or "") for row in failed],
+            evidence=[(size_text(row.ram_bytes), row.trouble or "") for row in failed],
         )

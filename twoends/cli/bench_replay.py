@@ -6,11 +6,20 @@ import json
 from pathlib import Path
 
 from twoends.bench.plots import Curve, Plot, can_draw, check_target, draw_plot, text_plot
-from twoends.bench.replay import CAPACITIES, POLICIES, CapacityRow, ReplayReport, replay
-from twoends.bench.traces import check_model, read_trace
+from twoends.bench.replay import (
+    CAPACITIES,
+    POLICIES,
+    CapacityRow,
+    ReplayReport,
+    measured_profile,
+    replay,
+)
+from twoends.bench.traces import RoutingTrace, check_model, read_trace
 from twoends.cli.command import Values
 from twoends.cli.screen import Screen, facts, share_text
 from twoends.engine.open import Checkpoint
+from twoends.engine.profile import ExpertProfile, write_profile
+from twoends.errors import OptionError
 
 _NAMES = {"lru": "LRU", "lfu": "LFU", "s3fifo": "S3-FIFO", "ours": "ours", "belady": "Belady"}
 
@@ -21,8 +30,13 @@ def show_replay(values: Values, screen: Screen) -> None:
     if values.plot is not None:
         check_target(values.plot)
     trace = read_trace(path, order=values.order)
-    if values.model is not None:
-        check_model(trace, Checkpoint.open(values.model).index.fingerprint, path=path)
+    if values.save_profile is not None and values.model is None:
+        raise OptionError(
+            "--save-profile keeps what is true of one model.", remedies=["Name it:  --model DIR"]
+        )
+    checkpoint = None if values.model is None else Checkpoint.open(values.model)
+    if checkpoint is not None:
+        check_model(trace, checkpoint.index.fingerprint, path=path)
     requests = trace.requests()
     if not values.json:
         for line in facts(
@@ -41,8 +55,23 @@ def show_replay(values: Values, screen: Screen) -> None:
         screen.line(json.dumps(report.as_json()))
     else:
         _end(report, screen)
+    if checkpoint is not None and values.save_profile is not None:
+        write_profile(values.save_profile, _measured(trace, report, checkpoint))
+        screen.note(f"  profile written to {values.save_profile}")
     if values.plot is not None:
         _draw(report, values.plot, screen, quiet=values.json)
+
+
+def _measured(trace: RoutingTrace, report: ReplayReport, checkpoint: Checkpoint) -> ExpertProfile:
+    config = checkpoint.config
+    layers = range(config.num_dense_layers, config.num_dense_layers + len(config.moe_layers))
+    return measured_profile(
+        trace,
+        report,
+        fingerprint=checkpoint.index.fingerprint,
+        layers=layers,
+        num_experts=config.num_experts,
+    )
 
 
 def _facts(form: str, ranked: bool, tokens: int, layers: int, requests: int) -> list[tuple[str, str]]:

@@ -24,7 +24,9 @@ from twoends.errors import OptionError, TwoendsError
 from twoends.kernels.choose import Choice
 from twoends.kernels.cores import allowed_cores
 from twoends.kernels.ops import Ops
-from twoends.units import format_bytes, format_rate
+from twoends.sizing.calibrate import NEEDED_BYTES, measure_compute
+from twoends.sizing.calibration import ComputeRate, keep_compute
+from twoends.units import format_bytes, format_duration, format_rate
 
 _LIMITS = (("RLIMIT_AS", resource.RLIMIT_AS), ("RLIMIT_DATA", resource.RLIMIT_DATA))
 _COMPILERS = ("c++", "g++", "clang++")
@@ -32,7 +34,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What was learnt. `trouble` is why there are no kernels."""
+    """What was learnt. `trouble` is why there are no kernels; `compute` is measured of native ones only."""
 
     choice: Choice | None
     trouble: TwoendsError | None
@@ -43,6 +45,7 @@ class Findings:
     available_bytes: int
     limits: dict[str, int]
     disk: DiskReport
+    compute: ComputeRate | None
 
 
 def doctor(values: Values, screen: Screen) -> None:
@@ -68,7 +71,8 @@ def examine(values: Values, screen: Screen) -> Findings:
     screen.live(f"  measuring the disk of {values.disk.resolve()}")
     disk = _measure(values.disk)
     screen.clear_live()
-    keep_report(disk)
+    rate = keep_report(disk)
+    compute = _measure_compute(values.disk, choice, rate.bytes_per_s, screen)
     cores, origin = allowed_cores()
     return Findings(
         choice=choice,
@@ -84,7 +88,22 @@ def examine(values: Values, screen: Screen) -> Findings:
             if (soft := resource.getrlimit(number)[0]) != resource.RLIM_INFINITY
         },
         disk=disk,
+        compute=compute,
     )
+
+
+def _measure_compute(
+    directory: Path, choice: Choice | None, disk_bytes_per_s: float, screen: Screen
+) -> ComputeRate | None:
+    """Keeps what `plan` and `size` reckon with. Not with the numpy kernels, which would take minutes, and
+    not where memory is short: neither is the machine that a speed would be asked of."""
+    if choice is None or choice.isa is None or available_bytes() < NEEDED_BYTES:
+        return None
+    screen.live("  measuring the arithmetic on a small synthetic model")
+    compute = measure_compute(directory, choice, disk_bytes_per_s=disk_bytes_per_s)
+    screen.clear_live()
+    keep_compute(directory, compute)
+    return compute
 
 
 def findings_object(found: Findings) -> dict[str, Any]:
@@ -106,6 +125,7 @@ def findings_object(found: Findings) -> dict[str, Any]:
             "operations": dict.fromkeys(_operations(), choice.ops.backend),
         },
         "trouble": None if found.trouble is None else str(found.trouble),
+        "compute": None if found.compute is None else found.compute.as_object(),
         "compiler": found.compiler,
         "cores": found.cores,
         "cores_reason": found.cores_origin,
@@ -166,9 +186,18 @@ def _machine_facts(found: Findings) -> list[tuple[str, str]]:
     limits = [f"{name} {format_bytes(size)}" for name, size in found.limits.items()]
     return [
         ("cores", f"{found.cores}, {found.cores_origin}"),
+        *_compute_facts(found.compute),
         ("memory", f"{free} available of {total}" + (f"; limits: {', '.join(limits)}" if limits else "")),
         ("disk", f"{found.disk.directory.resolve()}: {found.disk.reason}"),
     ]
+
+
+def _compute_facts(compute: ComputeRate | None) -> list[tuple[str, str]]:
+    if compute is None:
+        return [("passes", f"not measured: that needs native kernels and {format_bytes(NEEDED_BYTES)}")]
+    rates = f"trunk at {format_rate(compute.bf16_bytes_per_s)}, experts at "
+    rates += f"{format_rate(compute.mxfp4_bytes_per_s)} from memory"
+    return [("passes", f"{rates}; {format_duration(compute.layer_s)} a layer besides")]
 
 
 def _operations() -> list[str]:

@@ -9,6 +9,7 @@ from twoends.checkpoint.shipped import shipped_model
 from twoends.cli.command import Values
 from twoends.engine.memory import default_budget_bytes
 from twoends.engine.open import Checkpoint
+from twoends.engine.profile import ExpertProfile, read_profile
 from twoends.errors import OptionError
 from twoends.generate.tokenizer import Tokenizer
 from twoends.generate.tokenizer_files import RANK_FILE
@@ -40,6 +41,18 @@ def open_tokenizer(checkpoint: Checkpoint, *, needed: bool) -> Tokenizer | None:
     if not needed and not (checkpoint.directory / RANK_FILE).exists():
         return None
     return Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
+
+
+def profile(path: Path | None, checkpoint: Checkpoint) -> ExpertProfile | None:
+    """--profile, of this very model. Raises OptionError for another's, or a damaged file."""
+    if path is None:
+        return None
+    return read_profile(
+        path,
+        fingerprint=checkpoint.index.fingerprint,
+        num_layers=len(checkpoint.config.moe_layers),
+        num_experts=checkpoint.config.num_experts,
+    )
 
 
 def choose_kernels(values: Values) -> Choice:

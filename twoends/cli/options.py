@@ -31,7 +31,37 @@ DRAFT = Option(
     value="N",
     convert=whole_number(least=0),
     default=0,
-    help="verify up to N ids at once that the text so far suggests (0, none)",
+    help="verify up to N guessed ids at once, guessed from the text so far (0, none)",
+)
+DRAFT_FROM = Option(
+    flag="--draft-from",
+    value="FILE",
+    convert=Path,
+    help="guess also from the text of this saved session, like an earlier answer to the same question",
+)
+DRAFT_MODEL = Option(
+    flag="--draft-model",
+    value="DIR",
+    convert=Path,
+    help="a smaller model with the same tokenizer, which guesses where the text so far suggests nothing",
+)
+LOOK_AHEAD = Option(
+    flag="--look-ahead",
+    choices=("auto", "on", "off"),
+    default="auto",
+    help="read experts that the next layer's router is likely to choose: where it pays, always, never",
+)
+PROFILE = Option(
+    flag="--profile",
+    value="FILE",
+    convert=Path,
+    help="which experts were popular in another run, and how often a slot was of use",
+)
+SEQUENCES = Option(
+    flag="--sequences",
+    value="N",
+    convert=whole_number(least=1),
+    help="sequences that share each pass over the weights (1)",
 )
 CONTEXT = Option(
     flag="--context",

@@ -15,10 +15,13 @@ from twoends.cli import load
 from twoends.cli.command import Values
 from twoends.cli.narrate import model_line
 from twoends.cli.report import plan_object
+from twoends.cli.run_draft import draft_rows
 from twoends.cli.screen import COLUMNS, Screen, bar
 from twoends.engine.budget import Plan, Row
 from twoends.engine.device import DiskRate, rate_under
 from twoends.engine.open import Checkpoint
+from twoends.sizing.calibration import ComputeRate, kept_compute
+from twoends.sizing.estimate import Estimate, estimate
 from twoends.units import format_bytes, format_duration, format_rate
 
 DEFAULT_CONTEXT = 4096
@@ -34,7 +37,7 @@ _STREAMED = ("trunk window", "expert slots")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """What the screen shows and --json prints."""
+    """What the screen shows and --json prints. `rate` and `compute` are what `doctor` kept, where it did."""
 
     checkpoint: Checkpoint
     plan: Plan
@@ -43,6 +46,18 @@ class PlanReport:
     rate: DiskRate | None
     is_predicted: bool
     has_tokenizer: bool
+    compute: ComputeRate | None = None
+
+    def estimate_of(self, plan: Plan) -> Estimate:
+        """Seconds a token of one of the plans; no expert is taken to be here already."""
+        checkpoint = self.checkpoint
+        return estimate(
+            plan,
+            checkpoint.config,
+            disk=self.rate,
+            compute=self.compute,
+            is_packed=is_pack(checkpoint.directory),
+        )
 
 
 def plan(values: Values, screen: Screen) -> None:
@@ -61,12 +76,19 @@ def make_report(values: Values) -> PlanReport:
     tokenizer = load.open_tokenizer(checkpoint, needed=False)
     choice = load.choose_kernels(values)
 
+    context = values.context or DEFAULT_CONTEXT
+    profile = load.profile(values.profile, checkpoint)
+
     def plan_for(ram_bytes: int) -> Plan:
         return checkpoint.plan(
             ram_bytes=ram_bytes,
-            context_tokens=values.context or DEFAULT_CONTEXT,
+            context_tokens=context,
             chunk_tokens=values.chunk,
             draft_tokens=values.draft,
+            num_sequences=values.sequences or 1,
+            curve=None if profile is None else profile.curve,
+            look_ahead=values.look_ahead,
+            more_rows=draft_rows(None, draft_tokens=values.draft, num_tokens=context),
             reference=choice.ops.backend == "reference",
         )
 
@@ -80,6 +102,7 @@ def make_report(values: Values) -> PlanReport:
         rate=rate_under(directory),
         is_predicted=is_predicted,
         has_tokenizer=tokenizer is not None,
+        compute=kept_compute(directory, isa=choice.isa, threads=choice.threads),
     )
 
 
@@ -121,9 +144,11 @@ def plan_report_object(report: PlanReport) -> dict[str, Any]:
         **plan_object(report.plan),
         "left_over_bytes": report.plan.ram_bytes - report.plan.total_bytes,
         "disk": None if rate is None else rate.as_object(),
-        "estimate_s": None if rate is None else rate.seconds(report.plan.bytes_per_token),
-        "below": _rung_object(report.below, rate),
-        "above": _rung_object(report.above, rate),
+        "compute": None if report.compute is None else report.compute.as_object(),
+        "estimate": report.estimate_of(report.plan).as_object(),
+        "estimate_s": report.estimate_of(report.plan).seconds,
+        "below": _rung_object(report.below, report),
+        "above": _rung_object(report.above, report),
     }
 
 
@@ -169,37 +194,64 @@ def _row_line(label: str, row: Row, ram_bytes: int) -> str:
 
 
 def _cost_facts(report: PlanReport) -> list[tuple[str, str]]:
-    plan, rate = report.plan, report.rate
+    plan = report.plan
     parts = (
         f"{format_bytes(plan.streamed_bytes_per_pass)} trunk + {format_bytes(plan.expert_bytes_per_token)}"
     )
-    facts = [
-        ("one token", f"{parts} experts = {format_bytes(plan.bytes_per_token)}"),
+    facts = [("one token", f"{parts} experts = {format_bytes(plan.bytes_per_token)}")]
+    if plan.num_sequences > 1:
+        whole = (
+            f"{format_bytes(plan.streamed_bytes_per_pass)} trunk + {format_bytes(plan.expert_bytes_per_pass)}"
+        )
+        facts = [
+            ("one pass", f"{whole} experts, for a token of each of {plan.num_sequences} sequences"),
+            ("one token", f"{format_bytes(plan.bytes_per_token)}"),
+        ]
+    facts += [
         ("", "at most: experts that are already here are not read again"),
+        ("expected", _expected_text(plan)),
+        ("", plan.hits_source),
+        ("look-ahead", plan.look_ahead),
     ]
-    if rate is None:
-        facts.append(("estimate", "none: this disk's rate is not known; measure it:  twoends doctor"))
-    else:
-        seconds = format_duration(rate.seconds(plan.bytes_per_token))
-        origin = f"(twoends doctor, {rate.date})"
-        facts.append(("estimate", f"{seconds} of reading at {format_rate(rate.bytes_per_s)} {origin}"))
+    facts += _estimate_facts(report)
     facts += [("", ""), ("floor", f"{format_bytes(plan.floor_bytes):>9}   the least budget that runs")]
     for name, rung in (("less", report.below), ("more", report.above)):
         if rung is not None:
-            facts.append((name, f"{format_bytes(rung.ram_bytes):>9}   {_cost_text(rung, rate)} a token"))
+            facts.append((name, f"{format_bytes(rung.ram_bytes):>9}   {_cost_text(rung, report)} a token"))
     return [*facts, ("", "the answer is the same at any budget")]
 
 
-def _cost_text(rung: Plan, rate: DiskRate | None) -> str:
-    num_bytes = rung.bytes_per_token
-    return format_bytes(num_bytes) if rate is None else format_duration(rate.seconds(num_bytes))
+def _expected_text(plan: Plan) -> str:
+    if not plan.num_slots:
+        return format_bytes(plan.bytes_per_token)
+    hits = f"{100 * plan.expected_hits:.0f} % of experts already here"
+    return f"{format_bytes(plan.expected_bytes_per_token)} with {hits}"
 
 
-def _rung_object(rung: Plan | None, rate: DiskRate | None) -> dict[str, Any] | None:
+def _estimate_facts(report: PlanReport) -> list[tuple[str, str]]:
+    """Seconds a token, of what, and whose figures they rest on."""
+    found, rate = report.estimate_of(report.plan), report.rate
+    if rate is None or found.reading_s is None or found.seconds is None:
+        return [("estimate", "none: this disk's rate is not known; measure it:  twoends doctor")]
+    reading = f"{format_duration(found.reading_s)} of reading at {format_rate(rate.bytes_per_s)}"
+    origin = f"(twoends doctor, {rate.date})"
+    if found.arithmetic_s is None:
+        return [("estimate", f"{reading} {origin}")]
+    beside = f"beside {format_duration(found.arithmetic_s)} of arithmetic {origin}"
+    decides = f"{format_duration(found.seconds)}, the {found.wall} decides: {reading}"
+    return [("estimate", decides), ("", beside)]
+
+
+def _cost_text(rung: Plan, report: PlanReport) -> str:
+    seconds = report.estimate_of(rung).seconds
+    return format_bytes(rung.bytes_per_token) if seconds is None else format_duration(seconds)
+
+
+def _rung_object(rung: Plan | None, report: PlanReport) -> dict[str, Any] | None:
     if rung is None:
         return None
     return {
         "ram_bytes": rung.ram_bytes,
         "bytes_per_token": rung.bytes_per_token,
-        "estimate_s": None if rate is None else rate.seconds(rung.bytes_per_token),
+        "estimate_s": report.estimate_of(rung).seconds,
     }

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from twoends.cli.run_draft import DraftJob, draft_model_object
 from twoends.cli.screen import Screen, plural, share_text
 from twoends.engine.budget import Plan
 from twoends.engine.device import DiskRate
@@ -21,6 +22,7 @@ from twoends.generate.generator import Outcome
 from twoends.kernels.choose import Choice
 from twoends.units import format_bytes, format_duration, format_rate
 
+_SOURCES = {"lookup": "the text so far", "model": "the draft model"}
 _ENDS = {"stop_id": "by the model, with a stop token", "stop_string": "at a text of --stop"}
 
 
@@ -43,6 +45,8 @@ class RunReport:
     peak_bytes: int
     wall_s: float
     session: Path | None
+    draft: DraftJob | None = None
+    draft_bytes_read: int = 0
 
 
 def ids_digest(ids: list[int]) -> str:
@@ -54,7 +58,13 @@ def ids_digest(ids: list[int]) -> str:
 def plan_object(plan: Plan) -> dict[str, Any]:
     """Every field of a plan, and what follows from them."""
     fields = dataclasses.asdict(plan)
-    derived = ("total_bytes", "floor_bytes", "streamed_bytes_per_pass", "expert_bytes_per_token")
+    derived = (
+        "total_bytes",
+        "floor_bytes",
+        "streamed_bytes_per_pass",
+        "expert_bytes_per_token",
+        "expected_bytes_per_token",
+    )
     return {**fields, **{name: getattr(plan, name) for name in (*derived, "bytes_per_token")}}
 
 
@@ -83,9 +93,15 @@ def run_object(report: RunReport) -> dict[str, Any]:
         "expert_requests": counters.expert_requests,
         "expert_hits": counters.expert_hits,
         "policy": report.policy,
+        "look_ahead": _look_ahead_object(report),
         "num_drafted": outcome.num_drafted,
         "num_accepted": outcome.num_accepted,
+        "drafts": {name: dataclasses.asdict(tally) for name, tally in outcome.drafts.items()},
+        "draft_model": draft_model_object(report.draft, report.draft_bytes_read),
         "wait_s": counters.wait_s,
+        "num_waits": counters.num_waits,
+        "expert_waits": counters.expert_waits,
+        "expert_wait_s": counters.expert_wait_s,
         "reading_s": counters.reading_s,
         "read_bytes_per_s": counters.bytes_read / counters.reading_s if counters.reading_s else None,
         "read_piece_bytes": report.read_shape.piece_bytes,
@@ -107,6 +123,21 @@ def run_object(report: RunReport) -> dict[str, Any]:
     }
 
 
+def _look_ahead_object(report: RunReport) -> dict[str, Any]:
+    counters = report.counters
+    return {
+        "mode": report.plan.look_ahead,
+        "choices_guessed": counters.choices_guessed,
+        "choices_right": counters.choices_right,
+        "read": counters.guesses_read,
+        "useful": counters.guesses_useful,
+        "late": counters.guesses_late,
+        "wasted": counters.guesses_wasted,
+        "withdrawn": counters.guesses_withdrawn,
+        "bytes_wasted": counters.bytes_wasted,
+    }
+
+
 def draw_card(report: RunReport, screen: Screen) -> None:
     """The end card: what it took, and the digests to compare with another run."""
     outcome, counters = report.outcome, report.counters
@@ -125,11 +156,17 @@ def draw_card(report: RunReport, screen: Screen) -> None:
             f"{counters.expert_requests:,} asked, {counters.expert_hits:,} already here "
             f"({share_text(counters.expert_hits, counters.expert_requests)})",
         ),
+        ("guesses", _guess_text(report)),
         ("memory", f"{format_bytes(report.peak_bytes)} at most, of {format_bytes(report.plan.ram_bytes)}"),
     ]
-    if outcome.num_drafted:
-        share = share_text(outcome.num_accepted, outcome.num_drafted)
-        rows.append(("drafts", f"{outcome.num_drafted:,} verified, {outcome.num_accepted:,} right ({share})"))
+    for source, tally in outcome.drafts.items():
+        if tally.drafted:
+            share = share_text(tally.accepted, tally.drafted)
+            rows.append(
+                ("drafts", f"{tally.drafted:,} from {_SOURCES[source]}, {tally.accepted:,} right ({share})")
+            )
+    if report.draft is not None:
+        rows.append(("drafter", f"{format_bytes(report.draft_bytes_read)} more read"))
     if outcome.finish in _ENDS:
         rows.insert(1, ("ended", _ENDS[outcome.finish]))
     if report.session is not None:
@@ -141,6 +178,19 @@ def draw_card(report: RunReport, screen: Screen) -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         screen.note(f"  {name:<{width}}   {text}")
+
+
+def _guess_text(report: RunReport) -> str:
+    """What came of experts that were read on a guess, or why none was."""
+    counters = report.counters
+    if not counters.choices_guessed:
+        return report.plan.look_ahead
+    right = f"{share_text(counters.choices_right, counters.choices_guessed)} of guesses right"
+    if not counters.guesses_read:
+        return f"{right}; none was worth a read"
+    parts = ("useful", "late", "wasted", "withdrawn")
+    ends = ", ".join(f"{getattr(counters, f'guesses_{part}'):,} {part}" for part in parts)
+    return f"{right}; {counters.guesses_read:,} read: {ends}"
 
 
 def _device_text(report: RunReport) -> str:

@@ -13,7 +13,21 @@ from twoends.cli.command import (
     real_number,
     whole_number,
 )
-from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, SOURCE, THREADS, ids_of
+from twoends.cli.options import (
+    CHUNK,
+    CONTEXT,
+    DRAFT,
+    DRAFT_FROM,
+    DRAFT_MODEL,
+    KERNELS,
+    LATENT_EPS,
+    LOOK_AHEAD,
+    PROFILE,
+    RAM,
+    SOURCE,
+    THREADS,
+    ids_of,
+)
 from twoends.cli.screen import Screen
 
 
@@ -49,7 +63,10 @@ def _options() -> tuple[Option, ...]:
         THREADS,
         CHUNK,
         DRAFT,
+        DRAFT_FROM,
+        DRAFT_MODEL,
         CONTEXT,
+        LOOK_AHEAD,
         Option(
             flag="--policy",
             choices=("decayed", "lru"),
@@ -79,9 +96,7 @@ def _options() -> tuple[Option, ...]:
         Option(flag="--load", value="FILE", convert=Path, help="go on from a session"),
         Option(flag="--trace", value="FILE", convert=Path, help="write each read, hit and wait to FILE"),
         Option(flag="--save-profile", value="FILE", convert=Path, help="keep which experts were popular"),
-        Option(
-            flag="--profile", value="FILE", convert=Path, help="begin with the popular experts of another run"
-        ),
+        PROFILE,
         LATENT_EPS,
         SOURCE,
         KERNELS,

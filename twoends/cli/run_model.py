@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shlex
@@ -16,15 +17,17 @@ from twoends.cli.command import Values
 from twoends.cli.live import RunProgress
 from twoends.cli.narrate import say_what_runs
 from twoends.cli.report import RunReport, draw_card, run_object
+from twoends.cli.run_draft import DraftJob, draft_rows, draft_tokens, earlier_ids, prepare_draft_model
 from twoends.cli.screen import Screen
 from twoends.cli.stop import StopSignals
 from twoends.engine.budget import Plan
 from twoends.engine.device import rate_under, shape_under
 from twoends.engine.memory import peak_resident_bytes
 from twoends.engine.open import Checkpoint, OpenModel
-from twoends.engine.profile import ExpertProfile, read_profile, write_profile
+from twoends.engine.profile import ExpertProfile, write_profile
 from twoends.engine.trace import Trace
 from twoends.errors import NotSound, OptionError, TwoendsError
+from twoends.generate.draft_model import DraftModel
 from twoends.generate.generator import Generator, Outcome
 from twoends.generate.sampler import Sampling
 from twoends.generate.session import SavedSession, read_session, restore_state, save_session
@@ -50,6 +53,8 @@ class Job:
     sampling: Sampling
     choice: Choice
     plan: Plan
+    draft: DraftJob | None
+    earlier_ids: list[int]
 
 
 def run(values: Values, screen: Screen) -> None:
@@ -58,11 +63,13 @@ def run(values: Values, screen: Screen) -> None:
     began = time.perf_counter()
     with StopSignals(screen) as stop:
         try:
-            model = _open_model(job)
-            try:
-                outcome, session, trouble = _generate_and_save(job, model, screen=screen, stop=stop)
-            finally:
-                model.close()
+            with contextlib.ExitStack() as opened:
+                model = _open_model(job)
+                opened.callback(model.close)
+                draft = None if job.draft is None else job.draft.open(values, job.choice)
+                if draft is not None:
+                    opened.callback(draft.close)
+                outcome, session, trouble = _generate_and_save(job, model, draft, screen=screen, stop=stop)
         except KeyboardInterrupt:
             raise _aborted(values) from None
     report = RunReport(
@@ -81,6 +88,8 @@ def run(values: Values, screen: Screen) -> None:
         peak_bytes=peak_resident_bytes(),
         wall_s=time.perf_counter() - began,
         session=session,
+        draft=job.draft,
+        draft_bytes_read=0 if draft is None else draft.counters.bytes_read,
     )
     if values.json:
         screen.line(json.dumps(run_object(report)))
@@ -105,11 +114,19 @@ def prepare(values: Values) -> Job:
     _check_ids(ids, checkpoint)
     context = _context(values, len(ids) + values.n)
     choice = load.choose_kernels(values)
+    profile = _profile(values, checkpoint)
+    ram_bytes = load.budget_bytes(values)
+    num_drafts = draft_tokens(values)
+    earlier = earlier_ids(values, checkpoint)
+    draft = prepare_draft_model(values, checkpoint, ram_bytes=ram_bytes, context_tokens=context)
     plan = checkpoint.plan(
-        ram_bytes=load.budget_bytes(values),
+        ram_bytes=ram_bytes,
         context_tokens=context,
         chunk_tokens=values.chunk,
-        draft_tokens=values.draft,
+        draft_tokens=num_drafts,
+        more_rows=draft_rows(draft, draft_tokens=num_drafts, num_tokens=context + len(earlier)),
+        curve=None if profile is None else profile.curve,
+        look_ahead=values.look_ahead,
         reference=choice.ops.backend == "reference",
     )
     return Job(
@@ -117,11 +134,13 @@ def prepare(values: Values) -> Job:
         checkpoint=checkpoint,
         tokenizer=tokenizer,
         saved=saved,
-        profile=_profile(values, checkpoint),
+        profile=profile,
         ids=ids,
         sampling=sampling,
         choice=choice,
         plan=plan,
+        draft=draft,
+        earlier_ids=earlier,
     )
 
 
@@ -135,26 +154,38 @@ class _NoText:
         return b""
 
 
+def stand_in_tokenizer() -> Tokenizer:
+    """Stands for the tokenizer that a checkpoint doesn't have."""
+    return cast(Tokenizer, _NoText())
+
+
 def _open_model(job: Job) -> OpenModel:
     return OpenModel(
         job.checkpoint,
         job.plan,
         job.choice.ops,
         policy=job.values.policy,
-        trace=_open_trace(job.values.trace),
+        trace=open_trace(job.values.trace),
         direct=not job.values.no_direct,
         read_shape=shape_under(job.checkpoint.directory),
         profile=job.profile,
+        look_ahead=job.values.look_ahead,
     )
 
 
 def _generate_and_save(
-    job: Job, model: OpenModel, *, screen: Screen, stop: StopSignals
+    job: Job, model: OpenModel, draft: OpenModel | None, *, screen: Screen, stop: StopSignals
 ) -> tuple[Outcome, Path | None, TwoendsError | None]:
     say_what_runs(job.checkpoint, job.plan, job.choice, model.files, values=job.values, screen=screen)
     if job.saved is not None:
         restore_state(job.saved, model.state)
-    generator = Generator(model, list(job.ids), chunk=job.plan.chunk_tokens)
+    generator = Generator(
+        model,
+        list(job.ids),
+        chunk=job.plan.chunk_tokens,
+        earlier_ids=job.earlier_ids,
+        draft_model=None if draft is None else DraftModel(draft, sampling=job.sampling),
+    )
     outcome = generator.run(
         num_new=job.values.n,
         sampling=job.sampling,
@@ -173,7 +204,7 @@ def _stream(job: Job) -> TextStream:
         return TextStream(job.tokenizer, stop_strings=job.values.stop, stop_ids=job.tokenizer.stop_ids)
     eos_id = job.checkpoint.config.eos_id
     stop_ids = set() if eos_id is None else {eos_id}
-    return TextStream(cast(Tokenizer, _NoText()), stop_strings=(), stop_ids=stop_ids)
+    return TextStream(stand_in_tokenizer(), stop_strings=(), stop_ids=stop_ids)
 
 
 def _save(
@@ -208,14 +239,7 @@ def _profile(values: Values, checkpoint: Checkpoint) -> ExpertProfile | None:
         raise OptionError(
             f"{flag} is of no use with --policy {values.policy}.", remedies=["Leave one of the two out."]
         )
-    if values.profile is None:
-        return None
-    return read_profile(
-        values.profile,
-        fingerprint=checkpoint.index.fingerprint,
-        num_layers=len(checkpoint.config.moe_layers),
-        num_experts=checkpoint.config.num_experts,
-    )
+    return load.profile(values.profile, checkpoint)
 
 
 def _raise_what_went_wrong(report: RunReport, values: Values, trouble: TwoendsError | None) -> None:
@@ -297,7 +321,8 @@ def _context(values: Values, needed: int) -> int:
     return int(values.context)
 
 
-def _open_trace(path: Path | None) -> Trace:
+def open_trace(path: Path | None) -> Trace:
+    """The trace of a run; without a path it writes nothing. Raises OptionError."""
     try:
         return Trace(path)
     except OSError as error:

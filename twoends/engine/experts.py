@@ -10,25 +10,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from twoends.checkpoint.index import CheckpointIndex
+from twoends.checkpoint.pack_index import PackedBlock
 from twoends.engine.arena import PAGE, POISON, Arena, align_up
+from twoends.engine.guesses import Content, Guesses
+from twoends.engine.packed_experts import PackedExperts
 from twoends.engine.policies import Key, Policy
 from twoends.engine.reader import Read, Reader, aligned_size
+from twoends.engine.recall import Recall
 from twoends.engine.trace import Counters, Trace
 from twoends.kernels.ops import I32, ExpertWeights, Matrix
-
-
-@dataclass(slots=True)
-class _Slot:
-    """What a slot holds, or is about to."""
-
-    key: Key
-    reads: list[Read]
-    weights: ExpertWeights
 
 
 class ExpertSlots:
@@ -44,19 +38,37 @@ class ExpertSlots:
         counters: Counters,
         trace: Trace,
         poison: bool,
+        num_rooms: int = 0,
+        recall: Recall | None = None,
     ) -> None:
+        """`num_rooms` beside the slots are for guesses, which `recall` admits."""
         self._index, self._reader, self._policy = index, reader, policy
         self._counters, self._trace, self._poison = counters, trace, poison
+        self._packed = PackedExperts.of(index)
         self._stride = slot_bytes(index)
-        self._slab = Arena(self._stride * num_slots)
-        self._slots: list[_Slot | None] = [None] * num_slots
+        self._slab = Arena(self._stride * (num_slots + num_rooms))
+        self._slots: list[Content | None] = [None] * num_slots
+        # A guess that came true gives its room to a slot, and gets that slot's room.
+        self._room = list(range(num_slots))
+        self.guesses: Guesses | None = None
+        if recall is not None:
+            rooms = list(range(num_slots, num_slots + num_rooms))
+            self.guesses = Guesses(
+                self,
+                reader,
+                recall,
+                rooms=rooms,
+                first_layer=index.config.num_dense_layers,
+                counters=counters,
+                trace=trace,
+            )
         self._where: dict[Key, int] = {}
         self._busy: set[int] = set()
         # Reads begun since the last `submit`.
         self._begun: list[Read] = []
         self._places = _Places(index)
-        # What a slot's bytes mean depends on where in a page an expert begins: kept, it is mostly the same.
-        self._views: list[tuple[tuple[int, ...], ExpertWeights] | None] = [None] * num_slots
+        # What a room's bytes mean depends on where in a page an expert begins: kept, it is mostly the same.
+        self._views: list[tuple[tuple[int, ...], ExpertWeights] | None] = [None] * (num_slots + num_rooms)
 
     @property
     def num_bytes(self) -> int:
@@ -71,21 +83,25 @@ class ExpertSlots:
         """Whether an expert is in a slot."""
         return key in self._where
 
-    def begin(self, key: Key) -> tuple[int, bool] | None:
-        """(slot, hit) with the slot busy, its read begun on a miss; None if every slot is busy."""
+    def begin(self, key: Key) -> tuple[int, bool, bool] | None:
+        """(slot, hit, here) with the slot busy, its read begun on a miss; None if every slot is busy.
+
+        What was read on a guess is no hit, and here all the same once its bytes are.
+        """
         slot = self._where.get(key)
         if slot is not None:
             self._busy.add(slot)
             self._policy.touch(key, slot)
-            return slot, True
+            return slot, True, True
         slot = self._policy.place(key, self._busy.__contains__)
         if slot is None:
             return None
         self._evict(slot)
-        self._slots[slot] = self._start_read(key, slot)
+        guessed = self._guessed(key, slot)
+        self._slots[slot] = guessed or self.start_read(key, self._room[slot])
         self._where[key] = slot
         self._busy.add(slot)
-        return slot, False
+        return slot, False, guessed is not None and self.is_here(slot)
 
     def submit(self) -> None:
         """Hands over the reads that were begun, together."""
@@ -104,8 +120,13 @@ class ExpertSlots:
         content = self._slots[slot]
         assert content is not None
         while content.reads:
-            self._reader.wait(content.reads[-1])
+            read = content.reads[-1]
+            self._reader.wait(read)
+            if self._packed is not None:
+                data = np.frombuffer(read.buffer[read.head : read.needed], np.uint8)
+                content.weights = self._packed.weights(data)
             content.reads.pop()
+        assert content.weights is not None
         return content.weights
 
     def release(self, slot: int) -> None:
@@ -115,6 +136,8 @@ class ExpertSlots:
     def observe(self, layer: int, ids_TS: I32) -> None:
         """Tells the policy what was routed."""
         self._policy.observe(layer, ids_TS)
+        if self.guesses is not None:
+            self.guesses.settle(layer, ids_TS)
 
     def count(self, key: Key, *, hit: bool) -> None:
         """One request; a hit is an expert whose bytes were there before this pass asked."""
@@ -135,31 +158,69 @@ class ExpertSlots:
         del self._where[old.key]
         if self._trace.on:
             self._trace.event("evict", layer=old.key[0], expert=old.key[1])
-        if self._poison:
-            self._slab.bytes_[slot * self._stride : (slot + 1) * self._stride].fill(POISON)
+        self.poison_room(self._room[slot])
 
-    def _start_read(self, key: Key, slot: int) -> _Slot:
-        base = at = slot * self._stride
+    def poison_room(self, room: int) -> None:
+        """Overwrites what a room held, where tests want it so."""
+        if self._poison:
+            self._slab.bytes_[room * self._stride : (room + 1) * self._stride].fill(POISON)
+
+    def _guessed(self, key: Key, slot: int) -> Content | None:
+        """What a guess has read of an expert, or is reading; its room is the slot's from now on."""
+        if self.guesses is None:
+            return None
+        taken = self.guesses.take(key, instead=self._room[slot])
+        if taken is None:
+            return None
+        self._room[slot], content = taken
+        return content
+
+    def start_read(self, key: Key, room: int, *, guess: bool = False) -> Content:
+        """An expert on its way into a room."""
+        base = room * self._stride
+        if self._packed is not None:
+            content = self._packed_content(self._packed.block(*key), key, base)
+        else:
+            content = self._plain_content(key, base, room)
+        if guess:
+            self._reader.submit_all(content.reads, demand=False, guess=True)
+        else:
+            self._begun += content.reads
+        return content
+
+    def _plain_content(self, key: Key, base: int, room: int) -> Content:
+        at = base
         reads: list[Read] = []
         starts: list[int] = []
         for path_id, offset, sizes in self._places.runs(key):
-            room = aligned_size(offset, sum(sizes))
-            assert at + room <= base + self._stride, "slot_bytes covers every expert"
-            view = self._slab.view(at, room)
+            needed = aligned_size(offset, sum(sizes))
+            assert at + needed <= base + self._stride, "slot_bytes covers every expert"
+            view = self._slab.view(at, needed)
             read = Read(path_id=path_id, offset=offset, num_bytes=sum(sizes), buffer=view, kind="experts")
             reads.append(read)
             begin = at + read.head
             for size in sizes:
                 starts.append(begin)
                 begin += size
-            at += room
-        self._begun += reads
-        return _Slot(key, reads, self._weights(slot, tuple(starts)))
+            at += needed
+        return Content(key, reads, self._weights(room, tuple(starts)))
 
-    def _weights(self, slot: int, starts: tuple[int, ...]) -> ExpertWeights:
-        kept = self._views[slot]
+    def _packed_content(self, block: PackedBlock, key: Key, base: int) -> Content:
+        place = block.place
+        read = Read(
+            path_id=place.path_id,
+            offset=place.offset,
+            num_bytes=place.num_bytes,
+            buffer=self._slab.view(base, aligned_size(place.offset, place.num_bytes)),
+            kind="experts",
+            check=block,
+        )
+        return Content(key, [read], None)
+
+    def _weights(self, room: int, starts: tuple[int, ...]) -> ExpertWeights:
+        kept = self._views[room]
         if kept is None or kept[0] != starts:
-            kept = self._views[slot] = (starts, self._weights_at(starts))
+            kept = self._views[room] = (starts, self._weights_at(starts))
         return kept[1]
 
     def _weights_at(self, starts: tuple[int, ...]) -> ExpertWeights:
@@ -245,9 +306,9 @@ class LayerExperts:
         begun = self._slots.begin(key)
         if begun is None:
             return False
-        slot, hit = begun
+        slot, hit, here = begun
         self._slots.count(key, hit=hit)
-        (self._ready if hit else self._reading).append((expert, slot))
+        (self._ready if here else self._reading).append((expert, slot))
         return True
 
 
@@ -278,6 +339,9 @@ class _Places:
 
 def slot_bytes(index: CheckpointIndex) -> int:
     """Room that any expert of this checkpoint needs, alignment included."""
+    packed = PackedExperts.of(index)
+    if packed is not None:
+        return packed.most_bytes
     offsets_LEP, sizes_P, joined_LEP = _places(index)
     if not joined_LEP.all():
         return sum(align_up(size) + PAGE for size in sizes_P.tolist())
@@ -287,6 +351,9 @@ def slot_bytes(index: CheckpointIndex) -> int:
 
 def expert_read_bytes(index: CheckpointIndex) -> float:
     """Mean bytes asked of the device for one expert, alignment included."""
+    packed = PackedExperts.of(index)
+    if packed is not None:
+        return packed.mean_bytes
     offsets_LEP, sizes_P, joined_LEP = _places(index)
     if not offsets_LEP.size:
         return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,20 +12,24 @@ from twoends.checkpoint.config import ModelConfig, read_config
 from twoends.checkpoint.index import CheckpointIndex
 from twoends.checkpoint.pack_file import is_pack
 from twoends.checkpoint.pack_index import open_pack
-from twoends.engine.budget import Plan, make_plan
+from twoends.engine.budget import Plan, Row, make_plan
+from twoends.engine.curve import HitCurve
 from twoends.engine.experts import ExpertSlots
 from twoends.engine.files import ReadAt, WeightFiles, read_at
 from twoends.engine.forward import LayerDone, forward
-from twoends.engine.layout import trunk_entries
+from twoends.engine.layout import Entry, trunk_entries
+from twoends.engine.lookahead import LookAhead, LookAheadMode
 from twoends.engine.memory import counted_bytes, hard_limit_bytes
 from twoends.engine.policies import Decayed, Policy, make_policy
 from twoends.engine.profile import ExpertProfile
 from twoends.engine.reader import Reader, ReadShape
+from twoends.engine.recall import Recall
 from twoends.engine.store import WeightStore
 from twoends.engine.trace import Counters, Trace
-from twoends.engine.window import Window
+from twoends.engine.window import GUESSING, Window
 from twoends.errors import DoesNotFit, OptionError
 from twoends.kernels.ops import F32, I32, Ops
+from twoends.model.rows import SequenceRows
 from twoends.model.state import SequenceState
 from twoends.model.tentative import Tentative
 from twoends.units import format_bytes
@@ -71,6 +76,10 @@ class Checkpoint:
         chunk_tokens: int | None,
         reference: bool,
         draft_tokens: int = 0,
+        num_sequences: int = 1,
+        more_rows: tuple[Row, ...] = (),
+        curve: HitCurve | None = None,
+        look_ahead: LookAheadMode = "off",
     ) -> Plan:
         """The plan of this process for a budget. Raises DoesNotFit below the floor."""
         return make_plan(
@@ -82,11 +91,15 @@ class Checkpoint:
             chunk_tokens=chunk_tokens,
             backend_bytes=REFERENCE_BACKEND_BYTES if reference else 0,
             draft_tokens=draft_tokens,
+            num_sequences=num_sequences,
+            more_rows=more_rows,
+            curve=curve,
+            look_ahead=look_ahead,
         )
 
 
 class OpenModel:
-    """Weights within a plan, and the one sequence that runs on them."""
+    """Weights within a plan, and the sequences that run on them: as many as the plan has room for."""
 
     def __init__(
         self,
@@ -100,12 +113,14 @@ class OpenModel:
         read: ReadAt = read_at,
         read_shape: ReadShape | None = None,
         profile: ExpertProfile | None = None,
+        look_ahead: LookAheadMode = "auto",
         poison: bool = False,
     ) -> None:
         """Takes all memory of the plan at once. `read` and `poison` are for tests.
 
         `read_shape` None reads as devices are read that nothing is known of; `profile` gives the
-        policy `decayed` what another run of this model learnt.
+        policy `decayed` what another run of this model learnt; `look_ahead` counts where the plan
+        has rooms for guesses: `on` reads all of them, `auto` those that come true often enough.
         Raises DoesNotFit for a plan that this process will not be given, CheckpointError for a
         file that can't be opened.
         """
@@ -126,9 +141,8 @@ class OpenModel:
             piece_bytes=self.read_shape.piece_bytes,
         )
         entries = trunk_entries(config, index, panel_bytes=plan.panel_bytes)
-        self._window = Window(
-            entries, reader, ring_bytes=plan.window_bytes, pinned_bytes=plan.pin_budget_bytes, poison=poison
-        )
+        self._window = _window(plan, entries, reader, poison=poison)
+        self._curve = None if profile is None else profile.curve
         self._policy = _policy(policy, plan, config, profile)
         self._slots = ExpertSlots(
             index,
@@ -138,58 +152,84 @@ class OpenModel:
             counters=self.counters,
             trace=self.trace,
             poison=poison,
+            num_rooms=plan.guess_rooms,
+            recall=_recall(look_ahead, config) if plan.guess_rooms else None,
         )
         self.store = WeightStore(
             config, index, entries=entries, window=self._window, slots=self._slots, reader=reader
         )
-        self.state = SequenceState(config, plan.context_tokens)
+        self.states = tuple(SequenceState(config, plan.context_tokens) for _ in range(plan.num_sequences))
+        self._look_ahead = _look_ahead(config, self.store, self._slots)
+
+    @property
+    def state(self) -> SequenceState:
+        """The first sequence's state, where there is only one."""
+        return self.states[0]
 
     @property
     def held_bytes(self) -> int:
         """What the engine holds by its own books: state, window, pinned panels, slots."""
-        return self.state.num_bytes + self._window.num_bytes + self._slots.num_bytes
+        states = sum(state.num_bytes for state in self.states)
+        return states + self._window.num_bytes + self._slots.num_bytes
 
     @property
     def profile(self) -> ExpertProfile:
         """What the policy `decayed` has learnt of this model's experts."""
         assert isinstance(self._policy, Decayed), "only decayed counts make a profile"
         fingerprint = self.checkpoint.index.fingerprint
-        return ExpertProfile(fingerprint=fingerprint, popularity_LE=self._policy.popularity_LE)
+        popularity_LE = self._policy.popularity_LE
+        return ExpertProfile(fingerprint=fingerprint, popularity_LE=popularity_LE, curve=self._curve)
 
     def run_pass(self, ids: list[int], *, layer_done: LayerDone, all_rows: bool = False) -> F32:
-        """Logits after the last of `ids` (or after each): one pass over the weights.
+        """Logits after the last of `ids` (or after each): one pass over the weights, for the first sequence.
 
         Raises DoesNotFit if the plan's context has no room for them, ReadError, NotSound. After an
         error in a pass the state is not whole: the model can only be closed.
         """
-        return self._pass(ids, layer_done=layer_done, last_only=not all_rows, tentative=None)
+        rows = SequenceRows(state=self.state, first=0, count=len(ids))
+        wanted = range(len(ids)) if all_rows else [len(ids) - 1]
+        return self._pass(ids, [rows], wanted=wanted, layer_done=layer_done)
+
+    def run_shared(self, parts: Sequence[tuple[int, list[int]]], *, layer_done: LayerDone) -> F32:
+        """One pass that carries rows of several sequences: logits [P, W] after the last id of each part.
+
+        A part is (which sequence, its next ids); no sequence may have two. Each weight is read once,
+        and each row's logits are those that it has alone. Raises what `run_pass` raises.
+        """
+        assert len({place for place, _ in parts}) == len(parts), "a sequence has one part"
+        sequences: list[SequenceRows] = []
+        ids: list[int] = []
+        for place, part in parts:
+            sequences.append(SequenceRows(state=self.states[place], first=len(ids), count=len(part)))
+            ids += part
+        wanted = [rows.first + rows.count - 1 for rows in sequences]
+        return self._pass(ids, sequences, wanted=wanted, layer_done=layer_done)
 
     def _pass(
-        self, ids: list[int], *, layer_done: LayerDone, last_only: bool, tentative: Tentative | None
+        self,
+        ids: list[int],
+        sequences: Sequence[SequenceRows],
+        *,
+        wanted: Sequence[int],
+        layer_done: LayerDone,
     ) -> F32:
         assert ids, "a pass carries at least one token"
         assert 0 <= min(ids) <= max(ids) < self.config.vocab_size, "ids lie in the vocabulary"
-        if self.state.position + len(ids) > self.state.capacity:
-            raise DoesNotFit(
-                f"the context of {self.state.capacity:,} tokens is full.",
-                evidence=[
-                    ("gone through", f"{self.state.position:,} tokens"),
-                    ("next", f"{len(ids):,} more"),
-                ],
-                remedies=["Open the model with a larger context."],
-            )
+        for rows in sequences:
+            _refuse_beyond_context(rows)
         ids_T: I32 = np.array(ids, np.int32)
         if self.trace.on:
-            self.trace.event("pass", position=self.state.position, tokens=len(ids))
+            first = sequences[0].state.position
+            self.trace.event("pass", position=first, tokens=len(ids), sequences=len(sequences))
         return forward(
             ids_T,
+            sequences,
             config=self.config,
             store=self.store,
-            state=self.state,
             ops=self.ops,
             layer_done=layer_done,
-            last_only=last_only,
-            tentative=tentative,
+            wanted=wanted,
+            look_ahead=self._look_ahead,
         )
 
     def run_tentative(self, ids: list[int], *, layer_done: LayerDone) -> tuple[F32, Tentative]:
@@ -198,7 +238,8 @@ class OpenModel:
         Raises what `run_pass` raises.
         """
         tentative = Tentative(self.state, len(ids))
-        return self._pass(ids, layer_done=layer_done, last_only=False, tentative=tentative), tentative
+        rows = SequenceRows(state=self.state, first=0, count=len(ids), tentative=tentative)
+        return self._pass(ids, [rows], wanted=range(len(ids)), layer_done=layer_done), tentative
 
     def expect_passes(self, count: int) -> None:
         """Lets the window read ahead into `count` more passes."""
@@ -208,6 +249,27 @@ class OpenModel:
         """Ends reads, closes files and the trace."""
         self.store.close()
         self.trace.close()
+
+
+def _window(plan: Plan, entries: tuple[Entry, ...], reader: Reader, *, poison: bool) -> Window:
+    return Window(
+        entries,
+        reader,
+        ring_bytes=plan.window_bytes,
+        pinned_bytes=plan.pin_budget_bytes,
+        poison=poison,
+        pin_first=GUESSING if plan.guess_rooms else (),
+    )
+
+
+def _look_ahead(config: ModelConfig, store: WeightStore, slots: ExpertSlots) -> LookAhead | None:
+    if slots.guesses is None:
+        return None
+    return LookAhead(config, router=store.router, guesses=slots.guesses)
+
+
+def _recall(mode: LookAheadMode, config: ModelConfig) -> Recall:
+    return Recall(num_layers=len(config.moe_layers), num_ranks=config.experts_per_token, always=mode == "on")
 
 
 def _policy(name: str, plan: Plan, config: ModelConfig, profile: ExpertProfile | None) -> Policy:
@@ -222,6 +284,19 @@ def _policy(name: str, plan: Plan, config: ModelConfig, profile: ExpertProfile |
         assert isinstance(policy, Decayed), "only decayed counts can begin with a profile"
         policy.warm(profile.popularity_LE)
     return policy
+
+
+def _refuse_beyond_context(rows: SequenceRows) -> None:
+    state = rows.state
+    if state.position + rows.count > state.capacity:
+        raise DoesNotFit(
+            f"the context of {state.capacity:,} tokens is full.",
+            evidence=[
+                ("gone through", f"{state.position:,} tokens"),
+                ("next", f"{rows.count:,} more"),
+            ],
+            remedies=["Open the model with a larger context."],
+        )
 
 
 def _refuse_beyond_limits(plan: Plan) -> None:

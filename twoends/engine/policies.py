@@ -12,12 +12,14 @@ from typing import Protocol
 
 import numpy as np
 
+from twoends.engine.trial import Trial
 from twoends.kernels.ops import F32, I32
 
 Key = tuple[int, int]  # (layer, expert)
 
 # Fixed once for all models and traces (docs/log.md, 2026-11-30, "A score that multiplies").
 _FAST_DECAY = np.float32(0.5)
+_MEDIUM_DECAY = np.float32(0.8)
 _SLOW_DECAY = np.float32(0.985)
 # Keeps an expert that is long popular but not of late apart from one that is neither.
 _FAST_FLOOR = np.float32(0.1)
@@ -81,6 +83,10 @@ class Decayed:
     all, if that is lower than its own; a layer whose turn is far off counts less, since its experts
     would hold their slots longer. The others pass through a few transit slots. All slots are looked at
     once per layer and pass, in one sweep; each choice then takes the next of the order found.
+
+    Where a router does not choose again what it chose last (a long popular few, topics, texts that
+    take turns) those odds mislead. So a trial goes on all the time, and where a plain count decayed
+    slowly, or at a medium speed, is right more often, that count is the value.
     """
 
     name = "decayed"
@@ -93,7 +99,9 @@ class Decayed:
         self._first_gain = _FIRST_RANK_GAIN if ranked else _LAST_RANK_GAIN
         # np.full touches its pages now; np.zeros would let memory grow later.
         self._fast_LE = np.full((num_layers, num_experts), 0, np.float32)
+        self._medium_LE = np.full((num_layers, num_experts), 0, np.float32)
         self._slow_LE = np.full((num_layers, num_experts), 0, np.float32)
+        self._odds_LE = np.full((num_layers, num_experts), 0, np.float32)
         self._value_LE = np.full((num_layers, num_experts), 0, np.float32)
         # Slots of a layer whose turn has just passed wait a whole cycle for it to come again.
         ahead_L = np.arange(num_layers, dtype=np.float32) / max(num_layers, 1)
@@ -108,6 +116,7 @@ class Decayed:
         self._turn = -1
         self._losers: Iterator[tuple[float, int]] = iter(())
         self._next_loser: tuple[float, int] | None = None
+        self._trial = Trial(3, num_slots=num_slots, num_layers=num_layers, num_experts=num_experts)
 
     @property
     def popularity_LE(self) -> F32:
@@ -121,12 +130,13 @@ class Decayed:
     def observe(self, layer: int, ids_TS: I32) -> None:
         """Counts of the layer decay once a token; the chosen experts gain."""
         at = layer - self._first_layer
-        fast_E, slow_E = self._fast_LE[at], self._slow_LE[at]
+        fast_E, medium_E, slow_E = self._fast_LE[at], self._medium_LE[at], self._slow_LE[at]
+        if self._num_transit:
+            self._trial.count(ids_TS[0], self._odds_LE[at], medium_E, slow_E)
         for ids_S in ids_TS:
-            fast_E *= _FAST_DECAY
-            slow_E *= _SLOW_DECAY
-            fast_E[ids_S] += 1
-            slow_E[ids_S] += 1
+            for count_E, decay in ((fast_E, _FAST_DECAY), (medium_E, _MEDIUM_DECAY), (slow_E, _SLOW_DECAY)):
+                count_E *= decay
+                count_E[ids_S] += 1
         if not self._num_transit:
             # Every expert has room: nothing is ever given up.
             return
@@ -134,7 +144,15 @@ class Decayed:
         odds_E[ids_TS[-1]] *= np.geomspace(
             self._first_gain, _LAST_RANK_GAIN, ids_TS.shape[1], dtype=np.float32
         )
-        self._value_LE[at] = odds_E / (1 + odds_E)
+        self._odds_LE[at] = odds_E
+        # Each is near the chance of being chosen by the next token, so that layers compare.
+        match self._trial.best:
+            case 0:
+                self._value_LE[at] = odds_E / (1 + odds_E)
+            case 1:
+                self._value_LE[at] = medium_E * (1 - _MEDIUM_DECAY)
+            case _:
+                self._value_LE[at] = slow_E * (1 - _SLOW_DECAY)
         self._turn = -1
 
     def touch(self, key: Key, slot: int) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from twoends.engine.curve import HitCurve
 from twoends.errors import OptionError, TwoendsError
 from twoends.kernels.ops import F32
 
@@ -25,16 +26,22 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertProfile:
-    """Slowly decayed uses of every expert of the model with this fingerprint."""
+    """Slowly decayed uses of every expert of the model with this fingerprint, and what slots were worth."""
 
     fingerprint: str
     popularity_LE: F32
+    curve: HitCurve | None = None
 
 
 def write_profile(path: Path, profile: ExpertProfile) -> None:
     """Writes to a temporary name, syncs, renames. Raises TwoendsError where that fails."""
     header = json.dumps(
-        {"version": 1, "fingerprint": profile.fingerprint, "shape": list(profile.popularity_LE.shape)}
+        {
+            "version": 2,
+            "fingerprint": profile.fingerprint,
+            "shape": list(profile.popularity_LE.shape),
+            "curve": None if profile.curve is None else profile.curve.as_object(),
+        }
     ).encode()
     body = _MAGIC + len(header).to_bytes(_LENGTH_BYTES, "little") + header
     body += profile.popularity_LE.astype("<f4").tobytes()
@@ -86,7 +93,8 @@ def read_profile(path: Path, *, fingerprint: str, num_layers: int, num_experts: 
     table_LE = np.frombuffer(data[table_at:table_end], "<f4").reshape(num_layers, num_experts)
     if not np.isfinite(table_LE).all() or (table_LE < 0).any():
         raise _damaged(path, "a count in it is not a number from zero up")
-    return ExpertProfile(fingerprint=fingerprint, popularity_LE=table_LE.astype(np.float32))
+    curve = _curve(path, header.get("curve"))
+    return ExpertProfile(fingerprint=fingerprint, popularity_LE=table_LE.astype(np.float32), curve=curve)
 
 
 def _header(path: Path, raw: bytes) -> dict[str, object]:
@@ -94,13 +102,21 @@ def _header(path: Path, raw: bytes) -> dict[str, object]:
         header = json.loads(raw)
     except ValueError:
         raise _damaged(path, "its header can't be read") from None
-    if not isinstance(header, dict) or header.keys() != {"version", "fingerprint", "shape"}:
+    if not isinstance(header, dict) or not {"version", "fingerprint", "shape"} <= header.keys():
         raise _damaged(path, "its header lacks a field")
-    if header["version"] != 1:
+    if header["version"] not in (1, 2):
         raise OptionError(
-            f"--profile: {path.name} has version {header['version']}; this program reads version 1."
+            f"--profile: {path.name} has version {header['version']}; this program reads 1 and 2."
         )
     return header
+
+
+def _curve(path: Path, found: object) -> HitCurve | None:
+    """The curve of a header whose checksum was right; version 1 has none."""
+    try:
+        return None if found is None else HitCurve.from_object(found)
+    except (TypeError, ValueError, KeyError):
+        raise _damaged(path, "its curve can't be read") from None
 
 
 def _digest(data: bytes) -> bytes:

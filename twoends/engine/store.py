@@ -55,6 +55,10 @@ class WeightStore:
         """Routed experts of one layer, for one pass."""
         return self._slots.layer(layer)
 
+    def router(self, layer: int) -> list[tuple[int, Matrix]] | None:
+        """A layer's router, where it is pinned and has been read."""
+        return self._layers[layer].kept("router")
+
     def expect_passes(self, count: int) -> None:
         """Allows read-ahead for `count` more passes."""
         self._window.allow_passes(count)
@@ -124,6 +128,11 @@ class LayerWeights:
     def vector(self, name: str) -> F32:
         """A small tensor in binary32."""
         return self._vectors[name]
+
+    def kept(self, name: str) -> list[tuple[int, Matrix]] | None:
+        """All panels of a matrix with their first rows, if they stay and have been used once."""
+        panels = self._kept.get(name, {})
+        return list(panels.values()) if len(panels) == self._entries[name][1].num_panels else None
 
     def rows(self, name: str) -> int:
         """Rows of a whole matrix."""

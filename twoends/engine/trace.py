@@ -1,8 +1,8 @@
 """What the engine did: counters always, and one JSON line per event when a file is asked for.
 
 Trace lines (docs/format.md): {"t_s", "event", ...} with events `model`, `pass`, `read`, `wait`, `route`,
-`hit`, `miss`, `evict`. Layers are 0-based, ids in rank order, sizes in bytes, times in seconds
-since the trace began.
+`hit`, `miss`, `evict`, `guess`, `guessed`. Layers are 0-based, ids in rank order, sizes in bytes,
+times in seconds since the trace began.
 """
 
 from __future__ import annotations
@@ -28,6 +28,18 @@ class Counters:
     num_reads: int = 0
     expert_requests: int = 0
     expert_hits: int = 0
+    # Guesses of the look-ahead: how many of a layer's choices it named, and what came of its reads.
+    choices_guessed: int = 0
+    choices_right: int = 0
+    guesses_read: int = 0
+    guesses_useful: int = 0
+    guesses_late: int = 0
+    guesses_wasted: int = 0
+    guesses_withdrawn: int = 0
+    bytes_wasted: int = 0
+    num_waits: int = 0
+    expert_waits: int = 0
+    expert_wait_s: float = 0.0
     wait_s: float = 0.0
     # Time in which at least one read was in flight, whether or not anybody waited for it.
     reading_s: float = 0.0

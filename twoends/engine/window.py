@@ -9,6 +9,7 @@ be pinned: they have a place of their own, are read in the first pass and stay.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -19,8 +20,11 @@ from twoends.engine.layout import Entry, Panel, VectorsEntry, pass_bytes
 from twoends.engine.reader import Read, Reader
 from twoends.kernels.ops import Bytes
 
+# Matrices that look-ahead needs before their turn.
+GUESSING = ("router",)
 # Pinned panels take no ring space, so their read-ahead is bounded by count.
 _MAX_FLIGHTS = 16
+_RUN_BYTES = 4 * 2**20
 
 
 @dataclass(slots=True)
@@ -40,15 +44,22 @@ class Window:
     """Gives panels to one consumer that asks for them in the order of `entries`, again and again."""
 
     def __init__(
-        self, entries: tuple[Entry, ...], reader: Reader, *, ring_bytes: int, pinned_bytes: int, poison: bool
+        self,
+        entries: tuple[Entry, ...],
+        reader: Reader,
+        *,
+        ring_bytes: int,
+        pinned_bytes: int,
+        poison: bool,
+        pin_first: tuple[str, ...] = (),
     ) -> None:
-        """Up to `pinned_bytes` of panels, evenly spread over the pass, get a place of their own.
+        """Up to `pinned_bytes` of panels get a place of their own: see `choose_pins`.
 
         `poison` overwrites released ring bytes, so that a stale read can't look right (tests).
         """
         self._entries, self._reader, self._poison = entries, reader, poison
         self._ring = Arena(ring_bytes)
-        self._pin_at, total = choose_pins(entries, pinned_bytes)
+        self._pin_at, total = choose_pins(entries, pinned_bytes, first=pin_first)
         self._pins = Arena(total)
         # Pinned panels whose read was started, and those that have been taken once and stay.
         self._asked: set[tuple[int, int]] = set()
@@ -177,26 +188,45 @@ class Window:
         return head if head + room <= tail else None
 
 
-def choose_pins(entries: tuple[Entry, ...], pinned_bytes: int) -> tuple[list[np.ndarray], int]:
+def choose_pins(
+    entries: tuple[Entry, ...], pinned_bytes: int, *, first: tuple[str, ...] = ()
+) -> tuple[list[np.ndarray], int]:
     """Per entry and panel the place in the pinned arena, or -1; and the bytes of that arena.
 
-    They are at most `pinned_bytes`, spread evenly: every pinned byte saves one byte of reading a pass
-    wherever it lies; spread out, disk and arithmetic stay busy side by side. Small tensors stay
-    decoded where they are pinned, which takes their memory twice: they are pinned with all or not.
+    They are at most `pinned_bytes`: matrices named in `first`, all of them or none, then others spread
+    evenly: every pinned byte saves one byte of reading a pass wherever it lies; spread out, disk and
+    arithmetic stay busy side by side. They come in runs, and so does what is read, because a disk is slow
+    in small pieces. Small tensors stay decoded where they are pinned, which takes their memory twice: they
+    are pinned with all or not.
     """
     total = pass_bytes(entries)
     everything = pinned_bytes >= total
-    share = min(1.0, pinned_bytes / total)
+    before = sum(entry.total_room for entry in entries if entry.name in first)
+    if before > pinned_bytes:
+        first, before = (), 0
+    share = min(1.0, (pinned_bytes - before) / max(total - before, 1))
+    # So long that both what is pinned of it and what is read of it are runs, if the whole has room for that.
+    stretch = min(_RUN_BYTES / max(min(share, 1 - share), _RUN_BYTES / total), total)
     places: list[np.ndarray] = []
-    seen = used = 0
+    seen = used = used_first = 0
     for entry in entries:
         place = np.full(entry.num_panels, -1, np.int64)
         may_stay = everything or not isinstance(entry, VectorsEntry)
         for k in range(entry.num_panels):
             room = entry.panel(k).room
+            if entry.name in first:
+                place[k] = used + used_first
+                used_first += room
+                continue
             seen += room
-            if may_stay and used + room <= min(pinned_bytes, seen * share + 1):
-                place[k] = used
+            due = math.ceil(seen / stretch) * stretch * share
+            if may_stay and used + room <= min(pinned_bytes - before, due + 1):
+                place[k] = used + used_first
                 used += room
         places.append(place)
-    return places, used
+    return places, used + used_first
+
+
+def guessing_bytes(entries: tuple[Entry, ...]) -> int:
+    """Pinned bytes that look-ahead needs: those of every router."""
+    return sum(entry.total_room for entry in entries if entry.name in GUESSING)

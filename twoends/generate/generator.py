@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from twoends.engine.open import OpenModel
-from twoends.generate.draft_length import DraftLength
-from twoends.generate.lookup import PromptLookup
+from twoends.generate.drafts import Drafter, Drafts, LookupDrafter, Source, Tally
 from twoends.generate.sampler import Sampling, pick
 from twoends.generate.stream import Piece, TextStream
 from twoends.kernels.ops import F32
@@ -40,7 +39,7 @@ class Outcome:
     """What one run gave. Times in seconds; `token_s` has one entry per token after the first.
 
     A pass that kept several tokens counts its time in equal parts. `num_drafted` ids were guessed
-    and verified, `num_accepted` of them were right.
+    and verified, `num_accepted` of them were right; `drafts` says so for each source.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -53,24 +52,31 @@ class Outcome:
     token_s: list[float] = field(default_factory=list)
     num_drafted: int = 0
     num_accepted: int = 0
+    drafts: dict[Source, Tally] = field(default_factory=dict)
 
 
 class Generator:
     """One sequence on one model: `ids` are all tokens known, the state may lag behind them."""
 
-    def __init__(self, model: OpenModel, ids: list[int], *, chunk: int) -> None:
-        """`ids` continue a restored state, or start from nothing."""
+    def __init__(
+        self,
+        model: OpenModel,
+        ids: list[int],
+        *,
+        chunk: int,
+        earlier_ids: list[int] | None = None,
+        draft_model: Drafter | None = None,
+    ) -> None:
+        """`ids` continue a restored state, or start from nothing.
+
+        Where the plan has room for drafts they come from the text so far and `earlier_ids`, another
+        text; where those suggest nothing, from `draft_model`.
+        """
         assert len(ids) > model.state.position, "there must be an id that has not gone through"
         self._model = model
         self._chunk = chunk
         self.ids = ids
-        self._lookup = PromptLookup()
-        plan = model.plan
-        self._length = (
-            DraftLength(streamed_bytes=plan.streamed_bytes_per_pass, expert_bytes=plan.expert_bytes_per_token)
-            if plan.draft_tokens
-            else None
-        )
+        self._drafts = _drafts(model, earlier_ids or [], draft_model) if model.plan.draft_tokens else None
 
     def run(
         self,
@@ -111,11 +117,14 @@ class Generator:
             outcome.text += rest
             progress.rest(rest)
         outcome.logits_digest = digest.hexdigest()
+        if self._drafts is not None:
+            outcome.drafts = self._drafts.tallies
         return outcome
 
     def _step(self, outcome: Outcome, choose: Callable[[F32], int], progress: Progress, *, left: int) -> int:
         """One pass: the last id, and drafts after it if that saves bytes. Gives the number of new ids."""
-        draft = self._draft(left)
+        # The last id of a run comes from the row before it, so `left` ids need left - 1 drafts.
+        draft = [] if self._drafts is None else self._drafts.propose(self.ids, most=left - 1)
         if not draft:
             choose(self._model.run_pass(self.ids[-1:], layer_done=progress.layer)[0])
             return 1
@@ -131,16 +140,9 @@ class Generator:
         accepted = count - 1
         outcome.num_drafted += len(draft)
         outcome.num_accepted += accepted
-        assert self._length is not None, "a draft has a length"
-        self._length.learn(drafted=len(draft), kept=accepted)
+        assert self._drafts is not None, "a draft comes from somewhere"
+        self._drafts.learn(drafted=len(draft), accepted=accepted)
         return count
-
-    def _draft(self, left: int) -> list[int]:
-        if self._length is None:
-            return []
-        self._lookup.extend(self.ids)
-        # The last id of a run comes from the row before it, so `left` ids need left - 1 drafts.
-        return self._lookup.draft(min(self._length.choose(), left - 1, self._model.plan.draft_tokens))
 
     def _prefill(self, progress: Progress, stop_asked: Callable[[], bool]) -> F32 | None:
         """Logits after the last known id; None when asked to stop before."""
@@ -180,3 +182,17 @@ class Generator:
             outcome.finish = piece.stopped
         progress.token(token_id, piece)
         return token_id
+
+
+def _drafts(model: OpenModel, earlier_ids: list[int], draft_model: Drafter | None) -> Drafts:
+    plan = model.plan
+    lookup = LookupDrafter(context_tokens=plan.context_tokens, before=earlier_ids)
+    sources: dict[Source, Drafter] = {"lookup": lookup}
+    if draft_model is not None:
+        sources["model"] = draft_model
+    return Drafts(
+        sources,
+        most=plan.draft_tokens,
+        streamed_bytes=plan.streamed_bytes_per_pass,
+        expert_bytes=plan.expert_bytes_per_token,
+    )

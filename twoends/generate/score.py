@@ -59,7 +59,7 @@ def score_ids(
     score = NOTHING
     for start in range(0, len(ids), model.state.capacity):
         window = ids[start : start + model.state.capacity]
-        model.state.restart()
+        model.state.reset()
         for first in range(0, len(window) - 1, chunk):
             part = list(window[first : min(first + chunk, len(window) - 1)])
             logits_TW = model.run_pass(part, layer_done=lambda done: None, all_rows=True)

@@ -31,6 +31,11 @@ class Residual:
         f_D = weights.vector(f"{part}_norm") * weights.vector(f"{part}_proj")
         return ops.attnres_mix(self._sources_NTD[: self._last + 1], f_D, self._config.eps)
 
+    @property
+    def num_rows(self) -> int:
+        """Tokens of this pass."""
+        return int(self._sources_NTD.shape[1])
+
     def snapshot(self) -> None:
         """Banks the running sum and starts a new, empty one."""
         self._last += 1

@@ -1,0 +1,103 @@
+"""Where drafted ids come from: the text so far, a smaller model, or one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from twoends.engine.arena import align_up
+from twoends.engine.budget import Row
+from twoends.generate.draft_length import DraftLength
+from twoends.generate.lookup import PromptLookup, lookup_bytes
+
+Source = Literal["lookup", "model"]
+
+
+class Drafter(Protocol):
+    """Guesses what comes next. A guess costs time and bytes, never a bit of the output."""
+
+    # Bytes that are read from the disk for each proposed id.
+    bytes_per_id: int
+
+    def propose(self, ids: list[int], count: int) -> list[int]:
+        """Up to `count` ids that may follow `ids`, all that is known; empty when there is no guess.
+
+        From call to call `ids` only grows.
+        """
+
+    def accept(self, count: int) -> None:
+        """The first `count` ids of the last proposal were right; the others never were."""
+
+
+class LookupDrafter:
+    """What followed the last time a text ended as this one does now."""
+
+    bytes_per_id = 0
+
+    def __init__(self, *, context_tokens: int, before: list[int]) -> None:
+        """`before` is an earlier text, to be copied from like the part of this one that is known."""
+        self._lookup = PromptLookup(context_tokens, before=before)
+
+    def propose(self, ids: list[int], count: int) -> list[int]:
+        """A copy of the past, or nothing."""
+        self._lookup.extend(ids)
+        return self._lookup.draft(count)
+
+    def accept(self, count: int) -> None:
+        """The text itself says what was right."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Ids that one source proposed for verification, and those that were right."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Drafts:
+    """Asks its sources in order; each has a length of its own, learnt from its own acceptance."""
+
+    def __init__(
+        self, sources: dict[Source, Drafter], *, most: int, streamed_bytes: int, expert_bytes: int
+    ) -> None:
+        """`most` rows may be drafted; the bytes are those of one decoded token of the model that verifies."""
+        self._sources, self._most = sources, most
+        self._lengths = {
+            name: DraftLength(
+                streamed_bytes=streamed_bytes,
+                expert_bytes=expert_bytes,
+                bytes_per_draft=source.bytes_per_id,
+            )
+            for name, source in sources.items()
+        }
+        self.tallies = {name: Tally() for name in sources}
+        self._last: Source | None = None
+
+    def propose(self, ids: list[int], *, most: int) -> list[int]:
+        """The first source's guess that is not empty; none where a guess would cost more than it saves."""
+        for name, source in self._sources.items():
+            length = self._lengths[name].choose()
+            if not length:
+                self._lengths[name].rest()
+            count = min(length, self._most, most)
+            draft = source.propose(ids, count) if count > 0 else []
+            if draft:
+                self._last = name
+                return draft
+        return []
+
+    def learn(self, *, drafted: int, accepted: int) -> None:
+        """How the last proposal fared."""
+        assert self._last is not None, "something was proposed"
+        self._lengths[self._last].learn(drafted=drafted, kept=accepted)
+        self._sources[self._last].accept(accepted)
+        tally = self.tallies[self._last]
+        tally.drafted += drafted
+        tally.accepted += accepted
+
+
+def lookup_row(num_tokens: int) -> Row:
+    """What the lookup holds over a context, and an earlier text, of so many tokens in all."""
+    size = align_up(lookup_bytes(num_tokens))
+    return Row(name="prompt lookup", num_bytes=size, remark=f"over {num_tokens:,} tokens")

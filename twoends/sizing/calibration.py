@@ -1,0 +1,86 @@
+"""How fast this machine multiplies: measured by `doctor`, kept in the user's cache, used by every estimate.
+
+Three figures explain a pass that reads nothing: bytes of BF16 trunk and of MXFP4 experts that go through
+the kernels per second, one row at a time and all threads at work, and what a layer costs whatever its size.
+A fourth belongs to the disk: what a layer waits for missing experts beyond their bytes over the disk's rate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twoends.checkpoint.index_cache import cache_directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeRate:
+    """What `doctor` measured with one choice of kernels and threads, and on one device."""
+
+    isa: str
+    threads: int
+    bf16_bytes_per_s: float
+    mxfp4_bytes_per_s: float
+    layer_s: float
+    miss_s: float
+    date: str
+
+    def as_object(self) -> dict[str, Any]:
+        """For --json and for the file."""
+        return dataclasses.asdict(self)
+
+
+def keep_compute(directory: Path, rate: ComputeRate) -> None:
+    """Stores the rate under its kernels, threads and device; a cache that can't be written is no error."""
+    known = _read_all() | {_key(directory, rate.isa, rate.threads): rate.as_object()}
+    with contextlib.suppress(OSError):
+        _place().parent.mkdir(parents=True, exist_ok=True)
+        temporary = _place().with_suffix(f".{os.getpid()}.part")
+        temporary.write_text(json.dumps(known, indent=1))
+        temporary.replace(_place())
+
+
+def kept_compute(directory: Path, *, isa: str | None, threads: int) -> ComputeRate | None:
+    """What was kept for these kernels, threads and the disk of `directory`; None for nothing sound."""
+    kept = _read_all().get(_key(directory, isa or "reference", threads))
+    return None if kept is None else ComputeRate(**kept)
+
+
+def _read_all() -> dict[str, Any]:
+    try:
+        found = json.loads(_place().read_text())
+    except (OSError, ValueError):
+        # Nothing was measured yet, or the file is damaged: an estimate then leaves arithmetic out.
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {key: value for key, value in found.items() if _is_sound(value)}
+
+
+def _is_sound(value: Any) -> bool:
+    fields = {field.name: field.type for field in dataclasses.fields(ComputeRate)}
+    if not isinstance(value, dict) or set(value) != set(fields):
+        return False
+    texts = all(isinstance(value[name], str) for name in ("isa", "date"))
+    numbers = [value[name] for name, kind in fields.items() if kind in ("float", "int")]
+    real = all(isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers)
+    return (
+        texts
+        and real
+        and all(n >= 0 for n in numbers)
+        and value["bf16_bytes_per_s"] > 0 < value["mxfp4_bytes_per_s"]
+    )
+
+
+def _key(directory: Path, isa: str, threads: int) -> str:
+    return f"{isa}, {threads} threads, device {os.stat(directory).st_dev}"
+
+
+def _place() -> Path:
+    return cache_directory().parent / "compute.json"
