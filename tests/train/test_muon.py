@@ -22,11 +22,11 @@ def _rms_by_head(gradient: torch.Tensor, *, heads: int, head_rows: tuple[int, ..
     return weight.unflatten(0, (heads, -1)).square().mean((1, 2)).sqrt()
 
 
-def test_heads_whose_gradients_differ_a_thousand_times_are_updated_alike() -> None:
-    rms = _rms_by_head(_gradient(8, 128, 1024), heads=8, head_rows=(128,))
+@pytest.mark.parametrize(("rows", "columns"), [(128, 1024), (32, 128), (16, 32), (8, 32), (128, 128)])
+def test_heads_whose_gradients_differ_a_thousand_times_are_updated_alike(rows: int, columns: int) -> None:
+    rms = _rms_by_head(_gradient(8, rows, columns), heads=8, head_rows=(rows,))
     assert float(rms.max() / rms.min()) < 1.02
-    # .2 times the mean singular value that five steps of the quintic leave.
-    assert 0.15 < float(rms.mean()) < 0.22
+    assert float(rms.mean()) == pytest.approx(0.2, rel=0.05)
 
 
 def test_the_whole_matrix_gives_small_heads_little() -> None:
@@ -62,9 +62,9 @@ def test_an_expert_of_a_stack_is_updated_as_if_it_were_alone() -> None:
 def test_singular_values_come_close_to_one(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     values = torch.linalg.svdvals(orthogonalise(x * 1e-12))
-    # The quintic isn't monotone: Jordan gives .68 to 1.13; the smallest of a square matrix may lag behind.
-    assert float(values.max()) < 1.2
-    assert float(values.median()) > 0.65
+    # The smallest of a square matrix may be near zero, and lag behind.
+    assert float(values.max()) < 1.01
+    assert float(values.median()) > 0.95
 
 
 def test_a_gradient_of_zeros_moves_nothing() -> None:

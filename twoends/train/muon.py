@@ -13,9 +13,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# The quintic of K. Jordan's Muon: five steps bring singular values into .68 .. 1.13, not to one exactly.
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_STEPS = 5
+# The quintic of K. Jordan's Muon: five steps bring singular values into .68 .. 1.13, not to one. Where in it
+# they land is chance, and heads of a few rows would differ by 5 to 14 % in size; two steps of the cubic, which
+# does converge to one, leave 2 % at most for the price of 4 products on top of 15.
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+_QUINTIC_STEPS = 5
+_CUBIC = (1.5, -0.5)
+_CUBIC_STEPS = 2
 _UPDATE_RMS = 0.2
 # Matrices of one shape go through the products together, up to this many numbers at once.
 _STACK_ELEMENTS = 1 << 24
@@ -33,10 +37,13 @@ def orthogonalise(stack_NRC: Tensor) -> Tensor:
     tiny = torch.finfo(x.dtype).tiny
     x = x / x.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
     x = x / x.square().sum((-2, -1), keepdim=True).sqrt().clamp_min(tiny)
-    a, b, c = _COEFFICIENTS
-    for _ in range(_STEPS):
+    a, b, c = _QUINTIC
+    for _ in range(_QUINTIC_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    a, b = _CUBIC
+    for _ in range(_CUBIC_STEPS):
+        x = torch.baddbmm(x, x @ x.mT, x, beta=a, alpha=b)
     return x.mT if tall else x
 
 
