@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 from tests.train.models import tiny_architecture  # noqa: E402
 from twoends.errors import OptionError  # noqa: E402
+from twoends.train.balance import rebalance  # noqa: E402
 from twoends.train.model import KimiK3  # noqa: E402
 from twoends.train.optimiser import (  # noqa: E402
     OPTIMISERS,
@@ -24,6 +26,7 @@ from twoends.train.optimiser import (  # noqa: E402
     make_optimiser,
     parameter_groups,
 )
+from twoends.train.qk_clip import clip_attention  # noqa: E402
 
 
 def _model() -> KimiK3:
@@ -132,19 +135,64 @@ def _shard_worker(rank: int, ranks: int, port: int, folder: str) -> None:
     fully_shard(model, mesh=mesh)
     _take_steps(model, _optimiser(model), range(3))
     whole = {name: p.full_tensor() for name, p in model.named_parameters()}
+    ids = torch.arange(40)[None] * (13 + rank) % 600
+    found = {"steps": whole, **_count_and_clip(model, ids, dist.group.WORLD)}
     if rank == 0:
-        torch.save(whole, Path(folder) / "sharded.pt")
+        torch.save(found, Path(folder) / "sharded.pt")
     dist.destroy_process_group()
 
 
-def test_shards_of_two_ranks_move_as_the_whole_does(tmp_path: Path) -> None:
-    whole = _model()
-    _take_steps(whole, _optimiser(whole), range(3))
+def _count_and_clip(model: KimiK3, ids: torch.Tensor, group: object) -> dict[str, object]:
+    """Biases and clipped weights of a model whose queries are too large, from a pass over `ids`."""
+    with torch.no_grad():
+        for router in model.routers():
+            router.take_counts()
+            router.e_score_correction_bias.zero_()
+        for layer in model.model.layers:
+            if hasattr(layer.self_attn, "q_b_proj"):
+                layer.self_attn.q_b_proj.weight.mul_(300)
+                layer.self_attn.forget_logits()
+        model(ids)
+    largest = clip_attention(model, group=group)  # type: ignore[arg-type]
+    rebalance(model.routers(), method="quantile", group=group)  # type: ignore[arg-type]
+    weight = model.model.layers[3].self_attn.q_b_proj.weight.detach()
+    whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return {
+        "largest": largest,
+        "clipped": whole,
+        "bias": torch.stack([r.e_score_correction_bias for r in model.routers()]),
+    }
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two ranks made of the model: weights after steps, then counts and clipping over different rows."""
+    folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(_shard_worker, args=(2, port, str(tmp_path)), nprocs=2)
-    sharded = torch.load(tmp_path / "sharded.pt", weights_only=True)
-    for name, parameter in whole.named_parameters():
+    mp.spawn(_shard_worker, args=(2, port, str(folder)), nprocs=2)
+    found: dict[str, Any] = torch.load(folder / "sharded.pt", weights_only=True)
+    return found
+
+
+def _whole() -> KimiK3:
+    model = _model()
+    _take_steps(model, _optimiser(model), range(3))
+    return model
+
+
+def test_shards_of_two_ranks_move_as_the_whole_does(of_two_ranks: dict[str, Any]) -> None:
+    for name, parameter in _whole().named_parameters():
         # Both ranks see the same rows, so gradients are equal but for the halving and doubling of the mean.
-        torch.testing.assert_close(sharded[name], parameter.detach(), rtol=1e-4, atol=1e-5, msg=name)
+        found = of_two_ranks["steps"][name]
+        torch.testing.assert_close(found, parameter.detach(), rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_ranks_count_and_clip_what_all_of_them_saw(of_two_ranks: dict[str, Any]) -> None:
+    rows = torch.arange(40)[None] * torch.tensor([[13], [14]]) % 600
+    wanted = _count_and_clip(_whole(), rows, None)
+    assert of_two_ranks["largest"] == pytest.approx(wanted["largest"], rel=1e-3)
+    torch.testing.assert_close(of_two_ranks["clipped"], wanted["clipped"], rtol=1e-2, atol=1e-3)
+    # A margin may fall into the next bin, which is 2 / 1000 wide under a bias of zero.
+    torch.testing.assert_close(of_two_ranks["bias"], wanted["bias"], rtol=0, atol=4e-3)

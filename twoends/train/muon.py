@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 # The quintic of K. Jordan's Muon: five steps bring singular values into .68 .. 1.13, not to one. Where in it
-# they land is chance, and heads of a few rows would differ by 5 to 14 % in size; two steps of the cubic, which
-# does converge to one, leave 2 % at most for the price of 4 products on top of 15.
+# they land is chance, and heads of a few rows would differ by 5 to 14 % in size; two steps of the cubic,
+# which does converge to one, leave 2 % at most for the price of 4 products on top of 15.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _QUINTIC_STEPS = 5
 _CUBIC = (1.5, -0.5)
