@@ -56,6 +56,14 @@ def whole(nano_k3, tmp_path_factory):
     return directory
 
 
+@pytest.fixture(scope="module")
+def with_experts(nano_k3, tmp_path_factory):
+    """A finished pack with experts too; not to be changed."""
+    directory = tmp_path_factory.mktemp("whole") / "pack"
+    write_pack(open_index(nano_k3), directory, block_bytes=SMALL_BLOCKS, experts=True)
+    return directory
+
+
 @pytest.fixture
 def pack(whole, tmp_path):
     """A pack that a test may damage."""
@@ -79,11 +87,52 @@ def packed_block(index: CheckpointIndex):
 
 @pytest.mark.parametrize("family", ["k3", "kimi_linear"])
 @pytest.mark.parametrize("block_bytes", [SMALL_BLOCKS, 1_400_000])
-def test_a_pack_says_what_its_source_says(request, tmp_path, family, block_bytes):
+@pytest.mark.parametrize("code", ["fixed", "entropy"])
+@pytest.mark.parametrize("experts", [False, True], ids=["trunk", "experts"])
+def test_a_pack_says_what_its_source_says(request, tmp_path, family, block_bytes, code, experts):
     index = open_index(request.getfixturevalue(f"nano_{family}"))
-    done = write_pack(index, tmp_path / "pack", block_bytes=block_bytes)
+    done = write_pack(index, tmp_path / "pack", block_bytes=block_bytes, code=code, experts=experts)
     assert verify(tmp_path / "pack") == done.num_blocks
     assert 0 < done.raw_blocks < done.num_blocks
+    assert done.experts_bytes == (index.experts_bytes if experts else 0)
+
+
+def test_the_entropy_code_takes_fewer_bytes_than_the_fixed_one(nano_k3, tmp_path):
+    found = {
+        code: write_pack(open_index(nano_k3), tmp_path / code, code=code) for code in ("fixed", "entropy")
+    }
+    assert found["entropy"].packed_bytes < found["fixed"].packed_bytes < found["fixed"].trunk_bytes
+
+
+def test_the_bytes_of_all_expert_blocks_are_the_experts_once(nano_k3, with_experts):
+    index = reopen(with_experts)
+    layers = index.config.moe_layers
+    runs = [index.pack.layer(index, layer)[-1] for layer in layers]
+    sources = [run.block(k).plan.source for run in runs for k in range(len(run.table))]
+    assert sources == [index.expert(layer, k) for layer in layers for k in range(index.config.num_experts)]
+
+
+def test_a_pack_without_experts_is_not_taken_for_one_with_them(nano_k3, pack):
+    with pytest.raises(OptionError, match="has a pack of another form"):
+        write_pack(open_index(nano_k3), pack, block_bytes=SMALL_BLOCKS, experts=True)
+
+
+def test_a_pack_of_another_code_is_not_gone_on_with(nano_k3, pack):
+    with pytest.raises(OptionError, match="has a pack of another form"):
+        write_pack(open_index(nano_k3), pack, block_bytes=SMALL_BLOCKS, code="fixed")
+
+
+@pytest.mark.parametrize("family", ["k3", "kimi_linear"])
+@pytest.mark.parametrize("expert", [0, 7])
+def test_a_damaged_expert_is_named(request, tmp_path, family, expert):
+    index = open_index(request.getfixturevalue(f"nano_{family}"))
+    write_pack(index, tmp_path / "pack", experts=True)
+    layer = index.config.moe_layers[2]
+    packed = reopen(tmp_path / "pack")
+    block = packed.pack.layer(packed, layer)[-1].block(expert)
+    flip(block.path, block.place.offset + block.place.num_bytes - 70)
+    with pytest.raises(CheckpointError, match=f"is damaged: layer {layer}, expert {expert}"):
+        verify(tmp_path / "pack")
 
 
 def test_the_bytes_of_all_blocks_are_the_trunk_once(nano_k3, whole):
@@ -163,6 +212,63 @@ def test_a_killed_process_leaves_nothing_that_counts_and_is_resumed(nano_k3, who
     done = write_pack(open_index(nano_k3), out, block_bytes=SMALL_BLOCKS)
     assert done.kept_layers > 0
     assert contents(out) == contents(whole)
+
+
+# The calls by which a pack reaches the disk.
+STEPS = ("pwrite", "fsync", "replace")
+
+
+class Stop:
+    """Makes the n-th of all STEPS fail with `error`; counts them."""
+
+    def __init__(self, monkeypatch, error=None, at=-1):
+        self.calls = 0
+        self._monkeypatch = monkeypatch
+        for name in STEPS:
+            real = getattr(os, name)
+
+            def step(*args, _real=real):
+                self.calls += 1
+                if self.calls == at:
+                    raise error
+                return _real(*args)
+
+            monkeypatch.setattr(os, name, step)
+
+    def end(self):
+        self._monkeypatch.undo()
+
+
+@pytest.fixture(scope="module")
+def steps_of_a_whole_pack(nano_k3, tmp_path_factory):
+    """How many of STEPS it takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        counted = Stop(patch)
+        place = tmp_path_factory.mktemp("counted") / "pack"
+        write_pack(open_index(nano_k3), place, block_bytes=SMALL_BLOCKS, experts=True)
+    return counted.calls
+
+
+@pytest.mark.parametrize("error", [Killed(), OSError(errno.ENOSPC, "No space left on device")])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.99, "table", "small file", "manifest"])
+def test_a_pack_stopped_at_any_write_counts_for_nothing_and_is_resumed(
+    nano_k3, with_experts, steps_of_a_whole_pack, tmp_path, monkeypatch, error, share
+):
+    index = open_index(nano_k3)
+    options = {"block_bytes": SMALL_BLOCKS, "experts": True}
+    calls = steps_of_a_whole_pack
+    # The manifest is synced and renamed last of all, each small file before it, the table before these.
+    small = len([path for path in nano_k3.iterdir() if ".safetensors" not in path.name])
+    ends = {"manifest": 0, "small file": 3, "table": 2 + 2 * small}
+    at = calls - ends[share] if share in ends else 1 + int(share * calls)
+    stopped = Stop(monkeypatch, error, at)
+    with pytest.raises(Killed if isinstance(error, Killed) else DoesNotFit):
+        write_pack(index, tmp_path / "pack", **options)
+    stopped.end()
+    assert not (tmp_path / "pack" / MANIFEST).exists()
+    done = write_pack(index, tmp_path / "pack", **options)
+    assert contents(tmp_path / "pack") == contents(with_experts)
+    assert done.kept_layers == done.num_layers or share not in ends
 
 
 @pytest.mark.parametrize("writes", [0, 30, 80])
@@ -301,8 +407,8 @@ def test_a_damaged_table_is_refused(pack):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"format": 1', '"format": 2', "format 2"),
-        ('"fixed"', '"huffman"', "code 'huffman'"),
+        ('"format": 2', '"format": 1', "format 1"),
+        ('"entropy"', '"huffman"', "code 'huffman'"),
         ('"num_blocks"', '"num_block"', "num_blocks is missing"),
         ('"format"', '"more": 1, "format"', "unknown field, more"),
         ("{", "", "can't be used"),

@@ -168,11 +168,14 @@ SURFACE = {
     "run": "MODEL PROMPT --ids -n --ram --threads --chunk --draft --context --policy --temperature --top-p "
     "--top-k --seed --stop --save --load --trace --save-profile --profile --latent-eps --source --kernels "
     "--no-direct --json",
-    "plan": "MODEL --ram --context --chunk --draft --threads --kernels --latent-eps --source --json",
+    "batch": "MODEL INPUT OUTPUT --ram --sequences --threads --chunk --context --policy --trace --latent-eps "
+    "--source --kernels --no-direct --json",
+    "plan": "MODEL --ram --context --sequences --chunk --draft --threads --kernels --latent-eps --source "
+    "--json",
     "inspect": "MODEL --config --sizes --layer --verify --source --json",
     "doctor": "--disk --threads --kernels --json",
     "tiny": "DIR --preset --family --seed --layers --sparse --json",
-    "pack": "MODEL OUT --stripe --json",
+    "pack": "MODEL OUT --code --experts --stripe --json",
     "bench": "WHAT OBJECT --threads --isa --capacities --order --model --rungs --repeat -n --ids --cap --out "
     "--plot --json",
     "train": "RECIPE --preset --out --data --shakespeare --resume --steps --minutes --threads --json",

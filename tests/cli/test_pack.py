@@ -57,7 +57,7 @@ def test_plan_counts_packed_bytes_and_what_unpacking_holds(twoends, nano, packed
 def test_inspect_shows_a_pack_and_verifies_it(twoends, packed):
     result = twoends("inspect", packed, "--verify")
     assert result.code == 0
-    assert "% of the trunk, 128 blocks" in result.out
+    assert "% of the trunk, 128 blocks, entropy code\n" in result.out
     assert "  verified      128 blocks equal the source, byte for byte\n" in result.out
 
 
@@ -91,6 +91,46 @@ def test_a_flipped_bit_ends_the_run_with_the_name_of_the_block(twoends, packed, 
     assert result.out == ""
     assert "twoends: trunk-00004.pack is damaged: layer 3, " in result.err
     assert "expected   CRC-32 " in result.err
+
+
+def test_a_flipped_bit_of_an_expert_ends_the_run_with_its_name(twoends, nano, tmp_path):
+    """Every expert of a layer is damaged: whichever are chosen, their checksums say so."""
+    assert twoends("pack", nano, tmp_path / "pack", "--experts").code == 0
+    path = tmp_path / "pack" / "trunk-00004.pack"
+    data = bytearray(path.read_bytes())
+    for at in range(0, len(data), 4096):
+        # expert blocks are the last of their file, and the only ones that begin so
+        if data[at : at + 4] == b"TwX2":
+            data[at + 5000] ^= 1
+    path.write_bytes(data)
+    result = twoends("run", tmp_path / "pack", "hello", "-n", 2)
+    assert result.code == 2
+    assert result.out == ""
+    assert "twoends: trunk-00004.pack is damaged: layer 3, expert " in result.err
+
+
+@pytest.mark.parametrize("options", [["--code", "fixed"], ["--code", "entropy"], ["--experts"]])
+def test_every_form_of_pack_gives_the_same_logits(twoends, nano, tmp_path, options):
+    found = json.loads(twoends("pack", nano, tmp_path / "pack", *options, "--json").out)
+    assert found["code"] == ("fixed" if "fixed" in options else "entropy")
+    assert (found["experts_bytes"] > 0) == ("--experts" in options)
+    plain, packed = run_json(twoends, nano, "hello"), run_json(twoends, tmp_path / "pack", "hello")
+    assert packed["logits_digest"] == plain["logits_digest"]
+
+
+def test_pack_says_how_much_it_copies_of_the_experts(twoends, nano, tmp_path):
+    result = twoends("pack", nano, tmp_path / "pack", "--experts")
+    assert result.code == 0
+    assert "  copying  " in result.out
+    assert "of experts beside the trunk\n" in result.out
+    assert "  experts   " in result.out
+
+
+def test_packed_experts_take_less_of_the_plan(twoends, nano, tmp_path):
+    twoends("pack", nano, tmp_path / "pack", "--experts")
+    plain = json.loads(twoends("plan", nano, "--ram", "1GB", "--json").out)
+    found = json.loads(twoends("plan", tmp_path / "pack", "--ram", "1GB", "--json").out)
+    assert found["expert_bytes_per_token"] <= plain["expert_bytes_per_token"]
 
 
 def test_a_session_goes_on_from_a_pack(twoends, nano, packed, tmp_path):

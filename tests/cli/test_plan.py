@@ -64,7 +64,9 @@ def a_plan(ram_bytes: int) -> Plan:
         "floor_rows": (row("program", 912_000_000, ""),),
         "trunk_bytes_per_pass": 111_160_000_000,
         "expert_bytes_per_request": 17_547_264.0,
+        "num_sequences": 1,
         "experts_per_pass": 1472,
+        "experts_in_all": 82_432,
         "embedding_bytes_per_token": 20_480,
     }
     return Plan(**{field.name: shown.get(field.name, 0) for field in dataclasses.fields(Plan)})

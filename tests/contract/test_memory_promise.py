@@ -7,6 +7,7 @@ RLIMIT_DATA, which counts memory that is only reserved. Both are set to the budg
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,56 @@ def test_a_model_runs_within_an_enforced_limit_with_the_same_bits(
         assert found["bytes_read"] > expected["bytes_read"], "a tight budget must stream"
 
 
+def batch_within(limit: str, words: list, ram_bytes: int, *, timeout_s: float = 110) -> dict:
+    words = ["batch", *map(str, words), "--ram", str(ram_bytes), "--json"]
+    if limit == "RLIMIT_DATA":
+        return run_limited(words, data_bytes=ram_bytes, timeout_s=timeout_s).json()
+    with memory_group(ram_bytes) as group:
+        if group is None:
+            pytest.skip("no memory cgroup can be made here")
+        done = run_limited(words, group=group, timeout_s=timeout_s)
+    assert done.peak_bytes <= ram_bytes
+    return done.json()
+
+
+def write_requests(path: Path, count: int, max_tokens: int) -> None:
+    bodies = [
+        {"prompt": [5 + i, 17, 300][: 1 + i % 3], "max_tokens": max_tokens + i % 4} for i in range(count)
+    ]
+    lines = [
+        {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body}
+        for i, body in enumerate(bodies)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def answers(path: Path) -> dict:
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return {line["custom_id"]: line["response"]["body"]["choices"] for line in found}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("limit", ["cgroup", "RLIMIT_DATA"])
+def test_a_batch_of_many_sequences_stays_within_an_enforced_limit(nano_dirs, tmp_path, family, limit):
+    """A megabyte above the floor of eight sequences; reserved memory lies 40 MB higher."""
+    requests, tight, ample = (tmp_path / name for name in ("in", "tight", "ample"))
+    write_requests(requests, 20, 6)
+    alone = run_limited(
+        ["batch", str(nano_dirs[family]), str(requests), str(ample), "--sequences", "1", "--json"]
+    ).json()
+    words = [nano_dirs[family], requests, tight, "--sequences", 8]
+    probe = run_limited(
+        ["batch", *map(str, words[:2]), str(tmp_path / "probe"), "--sequences", "8", "--json"]
+    )
+    floor = probe.json()["plan"]["floor_bytes"]
+    ram_bytes = floor + MEGABYTE + (40 * MEGABYTE if limit == "RLIMIT_DATA" else 0)
+    found = batch_within(limit, words, ram_bytes)
+    assert found["num_sequences"] == 8
+    assert found["num_passes"] < alone["num_passes"] / 4
+    assert_kept(found, ram_bytes, limit)
+    assert answers(tight) == answers(ample)
+
+
 @pytest.mark.parametrize("limit", ["cgroup", "RLIMIT_DATA"])
 def test_a_budget_beyond_an_outer_limit_is_refused_before_it_is_taken(nano_dirs, record_property, limit):
     """A long context makes the plan larger than the limit; the limit would have ended the process."""
@@ -178,6 +229,21 @@ def test_mini_runs_in_a_tenth_of_its_size(mini, mini_ample, record_property, lim
     same_answer(found, mini_ample)
     assert_kept(found, ram_bytes, limit)
     assert_bytes_as_planned(found, num_passes=NUM_NEW)
+
+
+@big
+@pytest.mark.timeout(600)
+def test_eight_sequences_of_mini_read_a_third_of_the_bytes_of_one(mini, tmp_path):
+    """In a tenth of its size: counted bytes of each new token, prompts included, and the same answers."""
+    ram_bytes = sum(path.stat().st_size for path in mini.iterdir()) // 10
+    write_requests(tmp_path / "in", 8, 12)
+    found = {}
+    for sequences in (1, 8):
+        words = [mini, tmp_path / "in", tmp_path / str(sequences), "--sequences", sequences]
+        found[sequences] = batch_within("cgroup", words, ram_bytes, timeout_s=280)
+        assert_kept(found[sequences], ram_bytes, "cgroup")
+    assert found[8]["bytes_per_new_token"] <= 0.35 * found[1]["bytes_per_new_token"]
+    assert answers(tmp_path / "8") == answers(tmp_path / "1")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The first promise: the same bits at every budget, thread count, CPU, chunk, policy, break, pack or none.
+"""The first promise: the same bits at every budget, thread count, CPU, chunk, policy, break, pack or none,
+whoever shares the passes.
 
 The reference case runs in ample memory on one thread in plain C++ with the whole prompt as one
 chunk; every other case must give its ids and the digest of its binary32 logits at every position.
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.backends import native_isas
 from tests.support.running import PROMPT, make_ops, run
+from tests.support.together import request, run_together
 from twoends.checkpoint.pack_write import write_pack
 from twoends.engine.open import Checkpoint
 from twoends.engine.reader import ReadShape
@@ -23,7 +25,14 @@ FAMILIES = ("kimi-k3", "kimi-linear")
 BUDGETS = ("floor", 0.1, "ample")
 CHUNKS = (1, 3, 64, len(PROMPT))
 POLICIES = ("decayed", "lru")
-PACKS = ("none", "fixed", "striped")
+# How each is written: in one place, over three stripes, with the routed experts.
+PACKS = {
+    "none": {},
+    "fixed": {"code": "fixed"},
+    "entropy": {"code": "entropy"},
+    "striped": {"code": "fixed", "stripes": 3},
+    "experts": {"code": "entropy", "experts": True},
+}
 LONG = 200
 SHORT = 6
 
@@ -41,13 +50,13 @@ def expected(nano_checkpoints):
 
 @pytest.fixture(scope="module")
 def trunks(nano_checkpoints, tmp_path_factory):
-    """(family, pack) -> the checkpoint as it is, or from a pack of its trunk, in one place or in three."""
+    """(family, pack) -> the checkpoint as it is, or from one of the PACKS of it."""
     found = {(family, "none"): checkpoint for family, checkpoint in nano_checkpoints.items()}
     for family, checkpoint in nano_checkpoints.items():
         place = tmp_path_factory.mktemp(f"packs-{family}")
-        stripes = tuple(place / f"stripe-{i}" for i in range(3))
-        for pack, where in (("fixed", ()), ("striped", stripes)):
-            write_pack(checkpoint.index, place / pack, stripes=where)
+        for pack, options in list(PACKS.items())[1:]:
+            stripes = tuple(place / f"stripe-{i}" for i in range(options.get("stripes", 0)))
+            write_pack(checkpoint.index, place / pack, **(options | {"stripes": stripes}))
             found[family, pack] = Checkpoint.open(place / pack)
     return found
 
@@ -74,8 +83,10 @@ def test_every_combination_gives_the_same_logits(
     whole = (isa, threads, pack) == (native_isas()[0], 2, "none")
     if request.config.getoption("--matrix") != "full":
         cases = cases[threads :: 5 if whole else 17]
-        if pack != "none" and isa == native_isas()[0] and threads == 1:
-            pytest.skip("only with --matrix=full; the other thread count runs")
+        if pack != "none" and (threads + native_isas().index(isa) + list(PACKS).index(pack)) % 2:
+            pytest.skip("only with --matrix=full; the other thread count runs, or the next instruction set")
+        if pack == "striped" and isa != native_isas()[0]:
+            pytest.skip("only with --matrix=full; where bytes lie is nothing to an instruction set")
     ops = make_ops(isa, threads)
     for budget, chunk, policy, save_after in cases:
         found = run(
@@ -118,7 +129,7 @@ def test_long_runs_stay_the_same(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("pack", PACKS[:2])
+@pytest.mark.parametrize("pack", ["none", "experts"])
 def test_the_numpy_definition_gives_the_same_logits(trunks, expected, family, pack):
     found = run(trunks[family, pack], ops=make_ops("reference"), num_new=4, budget="floor", chunk=5)
     assert_same(found, expected[family])
@@ -147,16 +158,104 @@ def test_sampled_text_is_the_same_at_every_budget_and_break(nano_checkpoints, tm
 
 
 def test_a_pack_is_not_inert(trunks):
-    """Fewer bytes, from other files, whose blocks are packed: none of the three packs equals another."""
+    """Each has fewer bytes to read than the one before, or other files to read them from."""
     found = {
-        pack: run(trunks["kimi-k3", pack], ops=make_ops("plain"), num_new=SHORT, budget="floor", chunk=3)
+        pack: run(
+            trunks["kimi-k3", pack], ops=make_ops("plain"), num_new=SHORT, budget="floor", chunk=3
+        ).counters
         for pack in PACKS
     }
-    assert found["fixed"].counters.bytes_trunk < found["none"].counters.bytes_trunk
-    blocks = trunks["kimi-k3", "fixed"].index.pack.blocks
-    assert 0 < blocks["packed"].sum() < len(blocks)
+    assert found["entropy"].bytes_trunk < found["fixed"].bytes_trunk < found["none"].bytes_trunk
+    assert found["experts"].bytes_experts < found["entropy"].bytes_experts == found["none"].bytes_experts
+    for pack in ("fixed", "entropy"):
+        blocks = trunks["kimi-k3", pack].index.pack.blocks
+        assert 0 < blocks["packed"].sum() < len(blocks)
     stripes = trunks["kimi-k3", "striped"].index.pack.blocks["stripe"]
     assert min((stripes == i).sum() for i in range(3)) > len(stripes) // 4
+
+
+# Who shares the passes with PROMPT: (prompt, new tokens, temperature) of each, those before it and after it.
+MATES = {
+    "alone": ([], []),
+    "others": ([([7, 7, 8], 3, 0.0), (range(100, 121), 9, 0.8)], [([1], 12, 0.0), (range(400, 405), 2, 1.0)]),
+    "twins": ([(PROMPT, SHORT, 0.0), (PROMPT, 2, 0.0)], [(PROMPT, SHORT, 0.7)]),
+}
+
+
+def beside(checkpoint, mates, *, sequences, num_new=SHORT, **options):
+    """PROMPT (key 0) with its mates, each of whom has a key of its own."""
+    before, after = MATES[mates]
+    made = [
+        request(checkpoint, key, prompt, count, sampling=Sampling(temperature=temperature, seed=key))
+        for key, (prompt, count, temperature) in enumerate([*before, *after], 1)
+    ]
+    made.insert(len(before), request(checkpoint, 0, PROMPT, num_new))
+    return run_together(checkpoint, made, sequences=sequences, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("isa", native_isas())
+@pytest.mark.parametrize("mates", list(MATES))
+def test_batch_mates_change_no_bit(request, trunks, expected, family, isa, mates):
+    """In company, in a place that another has left, in chunks of any size, at every budget and pack.
+
+    Every 11th of the 72 on the widest instruction set, every 29th elsewhere; all with --matrix=full.
+    """
+    cases = list(itertools.product(BUDGETS, (1, 3, 64), (2, 8), ("decayed", "lru"), ("none", "fixed")))
+    if request.config.getoption("--matrix") != "full":
+        cases = cases[:: 11 if isa == native_isas()[0] else 29]
+    ops = make_ops(isa, 2)
+    for budget, chunk, sequences, policy, pack in cases:
+        checkpoint = trunks[family, pack]
+        options = {"budget": budget, "chunk": chunk, "policy": policy, "ops": ops}
+        found = beside(checkpoint, mates, sequences=sequences, **options).outcomes[0]
+        assert found.ids == expected[family].ids[:SHORT]
+        assert found.position_digests == expected[family].digests[:SHORT]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_mate_gets_what_it_gets_alone(nano_checkpoints, family):
+    checkpoint, ops = nano_checkpoints[family], make_ops(native_isas()[0], 2)
+    together = beside(checkpoint, "others", sequences=3, ops=ops, budget="floor", chunk=5)
+    for key, (prompt, count, temperature) in enumerate([*MATES["others"][0], *MATES["others"][1]], 1):
+        sampling = Sampling(temperature=temperature, seed=key)
+        alone = run(checkpoint, ops=make_ops("plain"), num_new=count, prompt=list(prompt), sampling=sampling)
+        assert together.outcomes[key].ids == alone.ids
+        assert together.outcomes[key].position_digests == alone.digests
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_texts_stay_the_same_in_company(nano_checkpoints, expected, family):
+    """Experts of a pass are more than the slots; mates come and go."""
+    ops = make_ops(native_isas()[0], 2)
+    options = {"sequences": 3, "ops": ops, "budget": "floor", "chunk": 4, "context": len(PROMPT) + LONG}
+    found = beside(nano_checkpoints[family], "others", num_new=LONG, **options).outcomes[0]
+    assert found.ids == expected[family].ids
+    assert found.position_digests == expected[family].digests
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_numpy_definition_gives_the_same_logits_in_company(nano_checkpoints, expected, family):
+    ops = make_ops("reference")
+    found = beside(nano_checkpoints[family], "others", sequences=3, ops=ops, num_new=4, chunk=6).outcomes[0]
+    assert found.position_digests == expected[family].digests[:4]
+
+
+def test_batch_mates_are_not_inert(nano_checkpoints):
+    """Passes are shared: fewer of them, with more rows, fewer bytes a row, and experts that differ."""
+    checkpoint = nano_checkpoints["kimi-k3"]
+    options = {"ops": make_ops(native_isas()[0]), "budget": "floor", "chunk": 64}
+    alone = beside(checkpoint, "alone", sequences=5, **options)
+    others = beside(checkpoint, "others", sequences=5, **options)
+    twins = beside(checkpoint, "twins", sequences=5, **options)
+    one_by_one = beside(checkpoint, "others", sequences=1, **options)
+    assert (alone.num_passes, alone.num_rows) == (SHORT, len(PROMPT) + SHORT - 1)
+    assert one_by_one.num_rows == others.num_rows > 2 * others.num_passes
+    assert one_by_one.num_passes > 2 * others.num_passes
+    assert others.counters.bytes_trunk < one_by_one.counters.bytes_trunk / 2
+    # Twins choose the same experts, so their company is cheaper than that of strangers.
+    each = [found.counters.expert_requests / found.num_rows for found in (alone, others, twins)]
+    assert each[2] < each[1] < each[0]
 
 
 class Prophet:

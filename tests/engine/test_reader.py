@@ -51,19 +51,84 @@ def test_the_end_of_the_file_may_cut_the_aligned_tail_but_no_byte_asked_for(harn
 
 def test_demand_goes_before_read_ahead(harness):
     gate = harness.gate()
-    reader = harness.reader(harness.file(pattern(10 * PAGE)), read=gate, depth=1)
-    ahead = [make_read(k * PAGE, PAGE) for k in range(4)]
+    reader = harness.reader(harness.file(pattern(20 * PAGE)), read=gate, depth=1)
+    ahead = [make_read(2 * k * PAGE, PAGE) for k in range(4)]
     for read in ahead:
         reader.submit(read, demand=False)
     assert gate.began.acquire(timeout=20)
-    demand = [make_read(k * PAGE, PAGE, kind="experts") for k in (8, 6)]
+    demand = [make_read(2 * k * PAGE, PAGE, kind="experts") for k in (8, 6)]
     for read in demand:
         reader.submit(read, demand=True)
     gate.open()
     for read in (*ahead, *demand):
         reader.wait(read)
     # The one that had begun is not taken back; each queue keeps its own order.
-    assert [offset // PAGE for offset in gate.offsets] == [0, 8, 6, 1, 2, 3]
+    assert [offset // (2 * PAGE) for offset in gate.offsets] == [0, 8, 6, 1, 2, 3]
+
+
+def read_ahead_together(harness, reader, gate, reads):
+    """Queues everything behind a read that is held back, so that one thread finds it all waiting."""
+    first = make_read(60 * PAGE, PAGE)
+    reader.submit(first, demand=False)
+    assert gate.began.acquire(timeout=20)
+    for read in reads:
+        reader.submit(read, demand=False)
+    gate.open()
+    for read in (first, *reads):
+        reader.wait(read)
+
+
+@pytest.mark.parametrize("limit", [None, 5000, 2 * PAGE + 17])
+def test_small_reads_that_follow_one_another_are_one_call_with_the_right_bytes(harness, monkeypatch, limit):
+    """Whatever part of the run one call gives, the rest is read by itself."""
+    data = pattern(64 * PAGE)
+    calls = []
+    gate = harness.gate()
+    reader = harness.reader(harness.file(data), read=gate, depth=1, piece_bytes=8 * PAGE, direct=False)
+
+    def run_at(path_id, buffers, offset):
+        calls.append((offset // PAGE, [len(buffer) for buffer in buffers]))
+        left = limit if limit is not None else 64 * PAGE
+        count = 0
+        for buffer in buffers:
+            part = min(left - count, len(buffer))
+            at = offset + count
+            buffer[:part] = data[at : at + part]
+            count += part
+        return count
+
+    monkeypatch.setattr(reader.files, "read_run_at", run_at)
+    # Two runs with a gap between them, the first longer than a piece.
+    reads = [make_read(k * PAGE + 40, PAGE - 100) for k in (*range(10), *range(20, 23))]
+    read_ahead_together(harness, reader, gate, reads)
+    assert calls == [(0, [PAGE] * 8), (8, [PAGE] * 2), (20, [PAGE] * 3)]
+    for read in reads:
+        begin = read.offset + read.head
+        assert bytes(read.buffer[read.head : read.needed]) == data[begin : begin + PAGE - 100]
+
+
+def test_one_bad_read_of_a_run_is_named_and_the_others_are_given(harness):
+    data = pattern(64 * PAGE)
+    gate = harness.gate()
+
+    def broken(fd, buffer, offset):
+        if offset == 2 * PAGE:
+            raise OSError(5, "Input/output error")
+        return gate(fd, buffer, offset)
+
+    reader = harness.reader(harness.file(data), read=broken, depth=1)
+    reads = [make_read(k * PAGE, PAGE) for k in range(4)]
+    first = make_read(60 * PAGE, PAGE)
+    reader.submit(first, demand=False)
+    assert gate.began.acquire(timeout=20)
+    for read in reads:
+        reader.submit(read, demand=False)
+    gate.open()
+    for k in (0, 1, 3):
+        reader.wait(reads[k])
+        assert bytes(reads[k].buffer[:PAGE]) == data[k * PAGE : (k + 1) * PAGE]
+    with pytest.raises(ReadError, match="Input/output error"):
+        reader.wait(reads[2])
 
 
 def test_several_reads_are_in_flight(harness):
@@ -271,8 +336,8 @@ def test_waiting_is_counted_and_reads_that_are_done_cost_no_wait(harness):
 def test_close_drops_what_is_queued_and_ends_the_threads(harness):
     gate = harness.gate()
     before = threading.active_count()
-    reader = harness.reader(harness.file(pattern(64 * PAGE)), read=gate, depth=2)
-    reads = [make_read(k * PAGE, PAGE) for k in range(64)]
+    reader = harness.reader(harness.file(pattern(128 * PAGE)), read=gate, depth=2)
+    reads = [make_read(2 * k * PAGE, PAGE) for k in range(64)]
     for read in reads:
         reader.submit(read, demand=False)
     assert gate.began.acquire(timeout=20)

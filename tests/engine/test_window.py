@@ -163,11 +163,18 @@ def test_pins_fill_their_arena_without_gap_or_overlap_within_the_budget(trunk, p
     assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
 
 
-def test_pinned_bytes_are_spread_over_the_pass():
+@pytest.mark.parametrize(("share", "run_pages"), [(0.5, 1), (0.5, 4), (0.2, 4), (0.8, 2)])
+def test_pinned_bytes_are_spread_over_the_pass_in_runs(monkeypatch, share, run_pages):
+    monkeypatch.setattr("twoends.engine.window._RUN_BYTES", run_pages * PAGE)
     trunk = tuple(matrix(i * 20 * PAGE, 20, PAGE // 2, 1) for i in range(10))
-    places, used = choose_pins(trunk, pass_bytes(trunk) // 2)
-    assert used == pass_bytes(trunk) // 2
-    assert [int((place >= 0).sum()) for place in places] == [10] * 10
+    budget = int(share * pass_bytes(trunk)) // PAGE * PAGE
+    places, used = choose_pins(trunk, budget)
+    assert used == budget
+    pinned = np.concatenate(places) >= 0
+    for window in np.split(pinned, 5):
+        assert abs(window.mean() - share) <= 0.1
+    runs = [len(list(group)) for _, group in itertools.groupby(pinned)]
+    assert min(runs[:-1]) >= run_pages
 
 
 def test_without_a_word_about_passes_panels_come_all_the_same(make_window):

@@ -15,6 +15,7 @@ from tests.support.resident import NamedExperts, NamedWeights
 from twoends.kernels.binary64 import binary64_ops
 from twoends.model.attnres import Residual
 from twoends.model.layer import attention_half, head_logits, mixture_half
+from twoends.model.rows import SequenceRows
 from twoends.model.state import SequenceState
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "data" / "golden" / "tiny_golden.json"
@@ -43,10 +44,11 @@ def run_model(config, lookup, ids, ops, *, chunk, dtype=np.float32):
         part = ids[begin : begin + chunk]
         embedding_TD = np.stack([lookup("embed_tokens.weight")[i] for i in part]).astype(dtype)
         residual = Residual(embedding_TD, config)
+        rows = [SequenceRows(state=state, first=0, count=len(part))]
         for i in range(config.num_layers):
             prefix = f"layers.{i}."
             weights = NamedWeights(lookup, prefix, head_rows=head_rows, dtype=dtype)
-            attention_half(weights, residual, state, layer=i, config=config, ops=ops)
+            attention_half(weights, residual, rows, layer=i, config=config, ops=ops)
             experts = NamedExperts(lookup, prefix) if config.is_moe(i) else None
             mixture_half(weights, experts, residual, config=config, ops=ops)
         state.position += len(part)

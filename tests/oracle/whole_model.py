@@ -17,6 +17,7 @@ from twoends.checkpoint.config import ModelConfig, read_config
 from twoends.kernels.binary64 import binary64_ops
 from twoends.model.attnres import Residual
 from twoends.model.layer import attention_half, head_logits, mixture_half
+from twoends.model.rows import SequenceRows
 from twoends.model.state import SequenceState
 
 
@@ -53,11 +54,12 @@ def binary64_logits(checkpoint: WholeCheckpoint, ids: list[int], *, lookup=None)
     lookup = lookup or checkpoint.values
     config, ops = checkpoint.config, binary64_ops()
     state = SequenceState(config, capacity=len(ids), dtype=np.float64)
+    rows = [SequenceRows(state=state, first=0, count=len(ids))]
     residual = Residual(lookup("embed_tokens.weight")[ids].astype(np.float64), config)
     sizes = {"head_rows": config.nope_dim + config.value_dim, "panel_rows": 1 << 20, "dtype": np.float64}
     for i in range(config.num_layers):
         weights = NamedWeights(lookup, f"layers.{i}.", **sizes)
-        attention_half(weights, residual, state, layer=i, config=config, ops=ops)
+        attention_half(weights, residual, rows, layer=i, config=config, ops=ops)
         experts = NamedExperts(lookup, f"layers.{i}.") if config.is_moe(i) else None
         mixture_half(weights, experts, residual, config=config, ops=ops)
     top = NamedWeights(lookup, "", **sizes)

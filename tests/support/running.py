@@ -51,7 +51,7 @@ class Run:
     profile: ExpertProfile | None = None
 
 
-def plan_of(checkpoint: Checkpoint, *, budget="ample", chunk=None, context=64, draft=0) -> Plan:
+def plan_of(checkpoint: Checkpoint, *, budget="ample", chunk=None, context=64, draft=0, sequences=1) -> Plan:
     """`budget` is "floor", "ample", bytes above the floor, or a share of the floor above it (float)."""
 
     def make(ram_bytes):
@@ -63,6 +63,7 @@ def plan_of(checkpoint: Checkpoint, *, budget="ample", chunk=None, context=64, d
             context_tokens=context,
             chunk_tokens=chunk,
             draft_tokens=draft,
+            num_sequences=sequences,
         )
 
     ample = make(10**12)

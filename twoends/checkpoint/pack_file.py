@@ -6,7 +6,8 @@
     OUT/trunk-0000N.pack               the blocks of layer N - 1 (of the top: the last file); with stripes
                                        one file of that name in each stripe's directory
 
-A block begins on a border of 4096 bytes. Experts and the embedding stay in the source's shards.
+A block begins on a border of 4096 bytes. The embedding stays in the source's shards, and so do the experts
+unless they were asked for: then each is one block (pack_expert.py), after the trunk of its layer.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twoends.checkpoint.writer import write_text
 from twoends.errors import CheckpointError
+from twoends.kernels.pack_codec import Code
 
 MANIFEST = "pack.json"
 TABLE = "pack-blocks.bin"
-FORMAT = 1
+FORMAT = 2
 BORDER = 4096
 # Bytes of bf16 rows in a block: about 1 MB of the device when packed.
 BLOCK_BYTES = 1_400_000
@@ -39,6 +41,7 @@ Blocks = NDArray[np.void]
 class Manifest:
     """pack.json. `stripes` are the directories of the block files, in round-robin order."""
 
+    code: Code
     fingerprint: str
     source: Path
     source_relative: str
@@ -48,6 +51,14 @@ class Manifest:
     table_crc: int
     trunk_bytes: int
     packed_bytes: int
+    # Bytes of the routed experts in the source and here; both 0 where they were not packed.
+    experts_bytes: int
+    packed_experts_bytes: int
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the routed experts are in the pack too."""
+        return self.experts_bytes > 0
 
     def stripe_directories(self, directory: Path) -> tuple[Path, ...]:
         """Where the block files are, seen from the pack's directory."""
@@ -68,7 +79,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes pack.json whole or not at all. Raises DoesNotFit."""
     fields = {
         "format": FORMAT,
-        "code": "fixed",
+        "code": manifest.code,
         "fingerprint": manifest.fingerprint,
         "source": str(manifest.source),
         "source_relative": manifest.source_relative,
@@ -78,6 +89,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         "table_crc": manifest.table_crc,
         "trunk_bytes": manifest.trunk_bytes,
         "packed_bytes": manifest.packed_bytes,
+        "experts_bytes": manifest.experts_bytes,
+        "packed_experts_bytes": manifest.packed_experts_bytes,
     }
     write_text(directory / MANIFEST, json.dumps(fields, indent=2) + "\n")
 
@@ -91,10 +104,12 @@ def read_manifest(directory: Path) -> Manifest:
         raise _bad_manifest(path, str(error)) from None
     if not isinstance(raw, dict):
         raise _bad_manifest(path, "it is not an object")
-    if (raw.get("format"), raw.get("code")) != (FORMAT, "fixed"):
+    if raw.get("format") != FORMAT or raw.get("code") not in get_args(Code):
         found = f"format {raw.get('format')!r}, code {raw.get('code')!r}"
-        raise _bad_manifest(path, f"{found}; this version reads format {FORMAT}, code 'fixed'")
+        codes = " or ".join(f"'{code}'" for code in get_args(Code))
+        raise _bad_manifest(path, f"{found}; this version reads format {FORMAT}, code {codes}")
     wanted: dict[str, type] = {
+        "code": str,
         "fingerprint": str,
         "source": str,
         "source_relative": str,
@@ -104,11 +119,13 @@ def read_manifest(directory: Path) -> Manifest:
         "table_crc": int,
         "trunk_bytes": int,
         "packed_bytes": int,
+        "experts_bytes": int,
+        "packed_experts_bytes": int,
     }
     for name, kind in wanted.items():
         if not isinstance(raw.get(name), kind):
             raise _bad_manifest(path, f"the field {name} is missing or is no {kind.__name__}")
-    unknown = sorted(set(raw) - set(wanted) - {"format", "code"})
+    unknown = sorted(set(raw) - set(wanted) - {"format"})
     if unknown:
         raise _bad_manifest(path, f"it has an unknown field, {unknown[0]}")
     fields: dict[str, Any] = {name: raw[name] for name in wanted}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,19 +29,28 @@ from twoends.kernels.checksum import checksum_function
 
 Checksum = Callable[[memoryview], int]
 
-# The name of the block that holds all small tensors of a layer.
+# The name of the block that holds all small tensors of a layer, and of the run of its experts.
 SMALL = "small tensors"
+EXPERTS = "experts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan:
-    """One block: rows first_row .. first_row + rows - 1 of a matrix, or all small tensors of a layer."""
+    """One block: rows first_row .. first_row + rows - 1 of a matrix, all small tensors of a layer, or an
+    expert, whose parts in the source are `segments`."""
 
     layer: int
     name: str
     refs: tuple[TensorRef, ...]
     first_row: int = 0
     rows: int = 0
+    expert: int = -1
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether it is a routed expert."""
+        return self.expert >= 0
 
     @property
     def is_matrix(self) -> bool:
@@ -50,6 +60,8 @@ class BlockPlan:
     @property
     def source(self) -> tuple[Segment, ...]:
         """The bytes of the source that it stands for, in its order."""
+        if self.is_expert:
+            return self.segments
         if not self.is_matrix:
             return tuple(ref.segment for ref in self.refs)
         segment = self.refs[0].segment
@@ -66,6 +78,8 @@ class BlockPlan:
     def what(self) -> str:
         """ "layer 3, kv_b_proj, rows 0 to 511"."""
         where = "the top" if self.layer < 0 else f"layer {self.layer}"
+        if self.is_expert:
+            return f"{where}, expert {self.expert}"
         if not self.is_matrix:
             return f"{where}, {self.name}"
         return f"{where}, {self.name}, rows {self.first_row:,} to {self.first_row + self.rows - 1:,}"
@@ -73,28 +87,39 @@ class BlockPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The blocks of one matrix, or the one block of a layer's small tensors (`rows_per_block` 0)."""
+    """The blocks of one matrix, the one block of a layer's small tensors (`rows_per_block` 0), or one for
+    each of its experts, whose parts `expert_parts` finds."""
 
     layer: int
     name: str
     refs: tuple[TensorRef, ...]
     short_names: tuple[str, ...]
     rows_per_block: int = 0
+    num_experts: int = 0
+    expert_parts: Callable[[int], tuple[Segment, ...]] | None = None
 
     @property
     def num_blocks(self) -> int:
         """How many they are."""
+        if self.num_experts:
+            return self.num_experts
         return -(-self.refs[0].shape[0] // self.rows_per_block) if self.rows_per_block else 1
 
     def block(self, k: int) -> BlockPlan:
         """Block k."""
+        if self.expert_parts is not None:
+            parts = self.expert_parts(k)
+            return BlockPlan(layer=self.layer, name=self.name, refs=(), expert=k, segments=parts)
         first = k * self.rows_per_block
         rows = min(self.rows_per_block, self.refs[0].shape[0] - first)
         return BlockPlan(layer=self.layer, name=self.name, refs=self.refs, first_row=first, rows=rows)
 
 
-def layer_runs(index: CheckpointIndex, layer: int | None, *, block_bytes: int) -> Iterator[RunPlan]:
-    """What a layer (or the top) is cut into, in the order of its blocks: small tensors, then every matrix."""
+def layer_runs(
+    index: CheckpointIndex, layer: int | None, *, block_bytes: int, experts: bool
+) -> Iterator[RunPlan]:
+    """What a layer (or the top) is cut into, in the order of its blocks: small tensors, then every matrix,
+    then its `experts` if they are packed."""
     refs = index.tensors(layer)
     refs.pop("embed", None)
     number = -1 if layer is None else layer
@@ -104,11 +129,22 @@ def layer_runs(index: CheckpointIndex, layer: int | None, *, block_bytes: int) -
         if names.is_matrix(name, ref.shape):
             step = rows_per_block(index.config, name, ref, block_bytes)
             yield RunPlan(layer=number, name=name, refs=(ref,), short_names=(name,), rows_per_block=step)
+    if experts and layer is not None and index.config.is_moe(layer):
+        yield RunPlan(
+            layer=number,
+            name=EXPERTS,
+            refs=(),
+            short_names=(),
+            num_experts=index.config.num_experts,
+            expert_parts=functools.partial(index.expert, layer),
+        )
 
 
-def layer_blocks(index: CheckpointIndex, layer: int | None, *, block_bytes: int) -> list[BlockPlan]:
+def layer_blocks(
+    index: CheckpointIndex, layer: int | None, *, block_bytes: int, experts: bool
+) -> list[BlockPlan]:
     """The blocks of a layer (or of the top) in their order."""
-    runs = layer_runs(index, layer, block_bytes=block_bytes)
+    runs = layer_runs(index, layer, block_bytes=block_bytes, experts=experts)
     return [run.block(k) for run in runs for k in range(run.num_blocks)]
 
 
@@ -145,7 +181,7 @@ class PackedTrunk:
         paths = index.paths[base : base + num_stripes]
         found = []
         at = self.starts[number]
-        for plan in layer_runs(index, layer, block_bytes=self.manifest.block_bytes):
+        for plan in _runs(index, layer, self.manifest):
             table = self.blocks[at : at + plan.num_blocks]
             at += plan.num_blocks
             run = BlockRun(plan=plan, table=table, path_base=base, paths=paths, checksum=self.checksum)
@@ -282,11 +318,15 @@ def open_pack(
     )
 
 
+def _runs(index: CheckpointIndex, layer: int | None, manifest: Manifest) -> Iterator[RunPlan]:
+    return layer_runs(index, layer, block_bytes=manifest.block_bytes, experts=manifest.has_experts)
+
+
 def _starts(index: CheckpointIndex, manifest: Manifest) -> tuple[int, ...]:
     """First block of each layer; one more entry for the end."""
     starts = [0]
     for layer in layers_of(index.config):
-        runs = layer_runs(index, layer, block_bytes=manifest.block_bytes)
+        runs = _runs(index, layer, manifest)
         starts.append(starts[-1] + sum(run.num_blocks for run in runs))
     return tuple(starts)
 

@@ -9,6 +9,7 @@ from types import TracebackType
 import numpy as np
 
 from twoends.checkpoint.index import CheckpointIndex
+from twoends.checkpoint.pack_expert import decode_expert
 from twoends.checkpoint.pack_index import BlockPlace, BlockPlan, PackedBlock, layers_of
 from twoends.errors import CheckpointError, ReadError
 from twoends.kernels.ops import Bytes
@@ -88,7 +89,7 @@ def verify_pack(index: CheckpointIndex, *, progress: Callable[[int, int], None])
                 if fault is not None:
                     raise fault
                 done += expected.size
-                progress(done, pack.manifest.trunk_bytes)
+                progress(done, pack.manifest.trunk_bytes + pack.manifest.experts_bytes)
     return len(pack.blocks)
 
 
@@ -98,7 +99,9 @@ def _difference(
     plan = block.plan
     try:
         found = stored
-        if block.place.is_packed:
+        if plan.is_expert:
+            found = decode_expert(stored, index.expert_parts, index.expert_format)
+        elif block.place.is_packed:
             found = unpack_rows(stored, rows=plan.rows, cols=plan.refs[0].shape[1]).reshape(-1).view(np.uint8)
         same = np.array_equal(found, expected)
         reason = "other bytes"

@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from twoends.checkpoint.index import CheckpointIndex
+from twoends.checkpoint.names import ExpertFormat
+from twoends.checkpoint.pack_expert import encode_expert
 from twoends.checkpoint.pack_file import (
     BLOCK,
     BLOCK_BYTES,
@@ -37,13 +39,14 @@ from twoends.checkpoint.pack_source import SourceBytes
 from twoends.errors import DoesNotFit, OptionError
 from twoends.kernels.checksum import checksum_function
 from twoends.kernels.ops import Bytes
-from twoends.kernels.pack_codec import pack_rows
+from twoends.kernels.pack_codec import Code, pack_rows
 from twoends.units import format_bytes
 
 _WORK = ".packing"
 _IDENTITY = "identity.json"
 # What a pack is expected to need of its bf16 bytes, borders included; a full disk is met later if it is more.
 _EXPECTED_RATIO = 0.75
+_EXPECTED_EXPERT_RATIO: dict[ExpertFormat, float] = {"mxfp4": 0.97, "bf16": _EXPECTED_RATIO, "f32": 1.0}
 _RESERVE_BYTES = 16 << 20
 
 # (bytes of the trunk done, of all)
@@ -60,66 +63,87 @@ class Packed:
     raw_blocks: int
     trunk_bytes: int
     packed_bytes: int
+    experts_bytes: int
+    packed_experts_bytes: int
 
 
 def write_pack(
     index: CheckpointIndex,
     directory: Path,
     *,
+    code: Code = "entropy",
+    experts: bool = False,
     stripes: tuple[Path, ...] = (),
     block_bytes: int = BLOCK_BYTES,
     progress: Progress = lambda done_bytes, all_bytes: None,
 ) -> Packed:
-    """Packs the trunk of a checkpoint into `directory`, its blocks into `stripes` if there are any.
+    """Packs the trunk of a checkpoint into `directory`, its blocks into `stripes` if there are any, and the
+    routed `experts` if they are asked for.
 
     Raises OptionError for places that hold something else, and DoesNotFit before anything is written
     when the disk has too little room, or when it fills: finished layers stay for the next call.
     """
-    return _Writer(index, directory, stripes, block_bytes).run(progress)
+    writer = _Writer(index, directory, code, experts, stripes, block_bytes)
+    try:
+        return writer.run(progress)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise writer.disk_full() from None
+        raise
 
 
 class _Writer:
     def __init__(
-        self, index: CheckpointIndex, directory: Path, stripes: tuple[Path, ...], block_bytes: int
+        self,
+        index: CheckpointIndex,
+        directory: Path,
+        code: Code,
+        experts: bool,
+        stripes: tuple[Path, ...],
+        block_bytes: int,
     ) -> None:
         self._index, self._directory, self._block_bytes = index, directory, block_bytes
+        self._code, self._experts = code, experts
         self._stripes = stripes or (directory,)
         self._work = directory / _WORK
         self._checksum = checksum_function()
         self._layers = layers_of(index.config)
+        self._at_work = _WORK
         # the table of a finished pack that is looked through again
         self._finished: Blocks | None = None
 
     def run(self, progress: Progress) -> Packed:
         self._take_places()
-        plans = [layer_blocks(self._index, n, block_bytes=self._block_bytes) for n in self._layers]
-        total = sum(_source_bytes(plan) for layer in plans for plan in layer)
-        ends = np.cumsum([len(layer) for layer in plans]).tolist()
-        tables = [
-            self._kept(i, end - len(layer), end)
-            for i, (layer, end) in enumerate(zip(plans, ends, strict=True))
-        ]
-        self._check_room([layer for layer, kept in zip(plans, tables, strict=True) if kept is None])
-        kept_layers = sum(table is not None for table in tables)
-        done = sum(
-            _source_bytes(plan)
-            for layer, kept in zip(plans, tables, strict=True)
-            if kept is not None
-            for plan in layer
-        )
+        sizes = [[_source_bytes(plan) for plan in self._plan(i)] for i in range(len(self._layers))]
+        total = sum(map(sum, sizes))
+        tables: list[Blocks | None] = []
+        first = 0
+        for number, layer in enumerate(sizes):
+            tables.append(self._kept(number, first, first + len(layer)))
+            first += len(layer)
+        kept = [table is not None for table in tables]
+        self._check_room([number for number, there in enumerate(kept) if not there])
+        done = sum(sum(layer) for layer, there in zip(sizes, kept, strict=True) if there)
         written: list[Blocks] = []
         with SourceBytes(self._index) as source:
-            for number, (layer, kept) in enumerate(zip(plans, tables, strict=True)):
-                if kept is None:
-                    kept = self._write_layer(number, layer, source, done, total, progress)
-                    done += sum(_source_bytes(plan) for plan in layer)
-                written.append(kept)
-        return self._publish(np.concatenate(written), kept_layers, total)
+            for number, table in enumerate(tables):
+                if table is None:
+                    table = self._write_layer(number, source, done, total, progress)
+                    done += sum(sizes[number])
+                written.append(table)
+        return self._publish(np.concatenate(written), sum(kept), total)
+
+    def _plan(self, number: int) -> list[BlockPlan]:
+        """The blocks of a layer's file. Made when needed: a large model's experts are many."""
+        layer = self._layers[number]
+        return layer_blocks(self._index, layer, block_bytes=self._block_bytes, experts=self._experts)
 
     def _take_places(self) -> None:
         """Refuses places that hold anything but this very pack; removes what a killed run left."""
         identity = {
             "format": FORMAT,
+            "code": self._code,
+            "experts": self._experts,
             "fingerprint": self._index.fingerprint,
             "block_bytes": self._block_bytes,
             "stripes": [os.path.abspath(stripe) for stripe in self._stripes],
@@ -136,7 +160,8 @@ class _Writer:
             if place.exists() and not place.is_dir():
                 raise OptionError(f"{place} is a file; a pack needs a new or empty directory.")
             there = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
-            if mine is None and there:
+            # A kill before the identity was there leaves nothing else, so the place is as good as empty.
+            if mine is None and there and not (there == [_WORK] and _only_parts(self._work)):
                 raise OptionError(
                     f"{place} is not empty.",
                     evidence=[("found", ", ".join(there[:3]) + (", ..." if len(there) > 3 else ""))],
@@ -144,7 +169,7 @@ class _Writer:
                 )
             place.mkdir(parents=True, exist_ok=True)
             for name in there:
-                if name.startswith(".trunk-") and name.endswith(".part"):
+                if name.startswith(".") and name.endswith(".part"):
                     (place / name).unlink()
         self._work.mkdir(exist_ok=True)
         _put(self._work / _IDENTITY, json.dumps(identity).encode())
@@ -159,6 +184,8 @@ class _Writer:
             places = manifest.stripe_directories(self._directory)
             return {
                 "format": FORMAT,
+                "code": manifest.code,
+                "experts": manifest.has_experts,
                 "fingerprint": manifest.fingerprint,
                 "block_bytes": manifest.block_bytes,
                 "stripes": [os.path.abspath(place) for place in places],
@@ -193,8 +220,8 @@ class _Writer:
                 file.close()
         return rows
 
-    def _check_room(self, layers: list[list[BlockPlan]]) -> None:
-        needed = sum(_expected_bytes(plan) for layer in layers for plan in layer)
+    def _check_room(self, layers: list[int]) -> None:
+        needed = sum(self._expected_bytes(plan) for number in layers for plan in self._plan(number))
         share = -(-needed // len(self._stripes))
         for stripe in self._stripes:
             free = shutil.disk_usage(stripe).free
@@ -208,12 +235,13 @@ class _Writer:
     def _write_layer(
         self,
         number: int,
-        plans: list[BlockPlan],
         source: SourceBytes,
         done: int,
         total: int,
         progress: Progress,
     ) -> Blocks:
+        self._at_work = trunk_name(number)
+        plans = self._plan(number)
         rows = np.zeros(len(plans), BLOCK)
         ends = [0] * len(self._stripes)
         names = [stripe / trunk_name(number) for stripe in self._stripes]
@@ -223,7 +251,7 @@ class _Writer:
             files = [open(name, "wb", buffering=0) for name in temporary]  # noqa: SIM115
             try:
                 for i, plan in enumerate(plans):
-                    data, is_packed = encode_block(plan, source)
+                    data, is_packed = self._encode(plan, source)
                     # Layers begin at different stripes, or the first would hold every layer's small tensors.
                     stripe = (number + i) % len(files)
                     rows[i] = (ends[stripe], data.size, self._checksum(data.data), stripe, is_packed)
@@ -238,30 +266,49 @@ class _Writer:
             for old, new in zip(temporary, names, strict=True):
                 os.replace(old, new)
             _put(self._part(number), rows.tobytes())
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self._disk_full(number) from None
-            raise
         finally:
             for name in temporary:
                 name.unlink(missing_ok=True)
         return rows
 
+    def _encode(self, plan: BlockPlan, source: SourceBytes) -> tuple[Bytes, bool]:
+        """The bytes of a block, and whether they are packed: of a matrix only where that saves a page."""
+        data = source.read(plan)
+        if plan.is_expert:
+            index = self._index
+            return encode_expert(data, index.expert_parts, index.expert_format, self._code), True
+        if not plan.is_matrix or plan.refs[0].dtype != "BF16":
+            return data, False
+        packed = pack_rows(data.view("<u2").reshape(plan.rows, -1), code=self._code)
+        if packed is None or -(-packed.size // BORDER) >= -(-data.size // BORDER):
+            return data, False
+        return packed, True
+
+    def _expected_bytes(self, plan: BlockPlan) -> int:
+        if plan.is_expert:
+            ratio = _EXPECTED_EXPERT_RATIO[self._index.expert_format]
+        else:
+            ratio = _EXPECTED_RATIO if plan.is_matrix and plan.refs[0].dtype == "BF16" else 1.0
+        return int(_source_bytes(plan) * ratio) + BORDER
+
     def _publish(self, blocks: Blocks, kept_layers: int, total: int) -> Packed:
         """The table, the small files, the manifest, in this order."""
-        try:
-            _put(self._directory / TABLE, blocks.tobytes())
-            _copy_small_files(self._index.directory, self._directory)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self._disk_full(len(self._layers) - 1) from None
-            raise
-        packed_bytes = int((-(-blocks["bytes"].astype(np.int64) // BORDER) * BORDER).sum())
+        self._at_work = TABLE
+        _put(self._directory / TABLE, blocks.tobytes())
+        _copy_small_files(self._index.directory, self._directory)
+        rooms = -(-blocks["bytes"].astype(np.int64) // BORDER) * BORDER
+        is_expert = np.array(
+            [plan.is_expert for number in range(len(self._layers)) for plan in self._plan(number)]
+        )
+        experts_bytes = self._index.experts_bytes if self._experts else 0
+        trunk_bytes, packed_bytes = total - experts_bytes, int(rooms[~is_expert].sum())
+        packed_experts_bytes = int(rooms[is_expert].sum())
         source = Path(os.path.abspath(self._index.directory))
         home = os.path.abspath(self._directory)
         write_manifest(
             self._directory,
             Manifest(
+                code=self._code,
                 fingerprint=self._index.fingerprint,
                 source=source,
                 source_relative=os.path.relpath(source, home),
@@ -269,8 +316,10 @@ class _Writer:
                 stripes=tuple(os.path.relpath(os.path.abspath(s), home) for s in self._stripes),
                 num_blocks=len(blocks),
                 table_crc=self._checksum(memoryview(blocks.tobytes())),
-                trunk_bytes=total,
+                trunk_bytes=trunk_bytes,
                 packed_bytes=packed_bytes,
+                experts_bytes=experts_bytes,
+                packed_experts_bytes=packed_experts_bytes,
             ),
         )
         shutil.rmtree(self._work)
@@ -279,17 +328,21 @@ class _Writer:
             kept_layers=kept_layers,
             num_blocks=len(blocks),
             raw_blocks=int(np.count_nonzero(blocks["packed"] == 0)),
-            trunk_bytes=total,
+            trunk_bytes=trunk_bytes,
             packed_bytes=packed_bytes,
+            experts_bytes=experts_bytes,
+            packed_experts_bytes=packed_experts_bytes,
         )
 
     def _part(self, number: int) -> Path:
         return self._work / f"{trunk_name(number)}.blocks"
 
-    def _disk_full(self, number: int) -> DoesNotFit:
-        rows = [(str(s), f"{format_bytes(shutil.disk_usage(s).free)} free") for s in self._stripes]
+    def disk_full(self) -> DoesNotFit:
+        """What is said when a write found no room."""
+        places = [place for place in (self._directory, *self._stripes) if place.is_dir()]
+        rows = [(str(s), f"{format_bytes(shutil.disk_usage(s).free)} free") for s in dict.fromkeys(places)]
         return DoesNotFit(
-            f"The disk became full while {trunk_name(number)} was written.",
+            f"The disk became full while {self._at_work} was written.",
             evidence=rows,
             remedies=[
                 "There is no pack yet, and nothing half written under its name. Free some room and give",
@@ -298,24 +351,13 @@ class _Writer:
         )
 
 
-def encode_block(plan: BlockPlan, source: SourceBytes) -> tuple[Bytes, bool]:
-    """The bytes of a block, and whether they are packed: only where that saves a page of reading."""
-    data = source.read(plan)
-    if not plan.is_matrix or plan.refs[0].dtype != "BF16":
-        return data, False
-    packed = pack_rows(data.view("<u2").reshape(plan.rows, -1))
-    if packed is None or -(-packed.size // BORDER) >= -(-data.size // BORDER):
-        return data, False
-    return packed, True
+def _only_parts(directory: Path) -> bool:
+    """Whether a directory has nothing but files that were never finished."""
+    return all(path.name.startswith(".") and path.suffix == ".part" for path in directory.iterdir())
 
 
 def _source_bytes(plan: BlockPlan) -> int:
     return sum(segment.nbytes for segment in plan.source)
-
-
-def _expected_bytes(plan: BlockPlan) -> int:
-    ratio = _EXPECTED_RATIO if plan.is_matrix and plan.refs[0].dtype == "BF16" else 1.0
-    return int(_source_bytes(plan) * ratio) + BORDER
 
 
 def _append(fd: int, data: Bytes, *, at: int) -> int:

@@ -76,6 +76,9 @@ class Values:
         self._values = values
         self.given = given
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
     def __getattr__(self, key: str) -> Any:
         try:
             return self._values[key]
@@ -194,7 +197,7 @@ def _arguments(command: Command, words: list[str]) -> dict[str, Any]:
             remedies=[f"Usage:  {usage(command)}", *_see(command)],
         )
     values: dict[str, Any] = {argument.name.lower(): None for argument in command.arguments}
-    values.update(zip(values, words, strict=False))
+    values.update(zip(_filled(command, len(words)), words, strict=True))
     for argument in command.arguments:
         if argument.required and values[argument.name.lower()] is None:
             raise OptionError(
@@ -202,6 +205,17 @@ def _arguments(command: Command, words: list[str]) -> dict[str, Any]:
                 remedies=[f"Usage:  {usage(command)}", *_see(command)],
             )
     return values
+
+
+def _filled(command: Command, num_words: int) -> list[str]:
+    """The arguments that so many words are for: those that may be left out give way, the last ones first."""
+    spare = num_words - sum(argument.required for argument in command.arguments)
+    filled = []
+    for argument in command.arguments:
+        spare -= not argument.required
+        if argument.required or spare >= 0:
+            filled.append(argument.name.lower())
+    return filled[:num_words]
 
 
 def _value(option: Option, raw: Any) -> Any:

@@ -114,6 +114,9 @@ def inspect_object(checkpoint: Checkpoint, shards: list[Shard], *, layer: int | 
             "num_blocks": manifest.num_blocks,
             "trunk_bytes": manifest.trunk_bytes,
             "packed_bytes": manifest.packed_bytes,
+            "code": manifest.code,
+            "experts_bytes": manifest.experts_bytes,
+            "packed_experts_bytes": manifest.packed_experts_bytes,
         }
     if layer is not None:
         found["layer"] = [
@@ -155,12 +158,19 @@ def _facts(checkpoint: Checkpoint, shards: list[Shard]) -> list[tuple[str, str]]
 def _pack_facts(manifest: Manifest, index: CheckpointIndex) -> list[tuple[str, str]]:
     share = share_text(manifest.packed_bytes, manifest.trunk_bytes)
     where = f" in {len(manifest.stripes)} stripes" if len(manifest.stripes) > 1 else ""
+    experts = []
+    if manifest.has_experts:
+        size = format_bytes(manifest.packed_experts_bytes)
+        experts = [
+            ("", f"{size}, {manifest.packed_experts_bytes / manifest.experts_bytes:.1%} of the experts")
+        ]
     return [
         (
             "packed",
             f"{format_bytes(manifest.packed_bytes)}, {share} of the trunk, "
-            f"{plural(manifest.num_blocks, 'block')}{where}",
+            f"{plural(manifest.num_blocks, 'block')}{where}, {manifest.code} code",
         ),
+        *experts,
         ("source", str(index.directory)),
     ]
 

@@ -23,11 +23,12 @@ from twoends.errors import DoesNotFit, OptionError, TwoendsError
 # verb -> what it does. Each verb is a module of this package whose `command()` describes it.
 COMMANDS = {
     "run": "write text with a model, within a memory budget",
+    "batch": "answer a file of requests, each weight read once for all",
     "plan": "show how a budget would be used, before anything is read",
     "inspect": "check a checkpoint and list what is in it",
     "doctor": "check this machine: kernels, memory, disk",
     "tiny": "write a small synthetic checkpoint to try things on",
-    "pack": "store the trunk in seven tenths of its bytes, lossless",
+    "pack": "store the trunk in two thirds of its bytes, lossless",
     "bench": "measure kernels, cache policies, memory budgets",
     "train": "train a model and export it",
 }
@@ -35,7 +36,7 @@ COMMANDS = {
 ENVIRONMENT = ("TWOENDS_ISA",)
 
 # Commands that say in their own place which kernels run.
-_TELL_OF_KERNELS = ("run", "doctor")
+_TELL_OF_KERNELS = ("run", "batch", "doctor")
 # Packages that only some commands need, and the extra that installs them.
 _EXTRAS = {"torch": "train", "safetensors": "train", "tokenizers": "train"}
 

@@ -40,12 +40,16 @@ def say_what_runs(
         ("reads", files.reason),
         ("experts", _experts(plan, values.policy)),
     ]
+    if plan.num_sequences > 1:
+        share = f"{plan.num_sequences} at most share a pass, {plural(plan.chunk_tokens, 'row')} of them"
+        rows.append(("sequences", share))
     if checkpoint.index.vision_tensors:
         count, size = checkpoint.index.vision_tensors, format_bytes(checkpoint.index.vision_bytes)
         rows.append(("vision", f"{plural(count, 'tensor')} ({size}) not used: text only"))
     if not (checkpoint.directory / RANK_FILE).exists():
         rows.append(("text", f"this checkpoint has no {RANK_FILE}: ids only"))
-    idle = sorted({"seed", "top_p", "top_k"} & set(values.given)) if values.temperature == 0 else []
+    is_greedy = "temperature" in values and values.temperature == 0
+    idle = sorted({"seed", "top_p", "top_k"} & set(values.given)) if is_greedy else []
     if idle:
         flags = ", ".join(f"--{key.replace('_', '-')}" for key in idle)
         rows.append(("note", f"{flags} without effect: --temperature is 0 (greedy)"))

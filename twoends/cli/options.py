@@ -33,6 +33,12 @@ DRAFT = Option(
     default=0,
     help="verify up to N ids at once that the text so far suggests (0, none)",
 )
+SEQUENCES = Option(
+    flag="--sequences",
+    value="N",
+    convert=whole_number(least=1),
+    help="sequences that share each pass over the weights (1)",
+)
 CONTEXT = Option(
     flag="--context",
     value="N",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twoends.cli.command import JSON, Argument, Command, Values
-from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, SOURCE, THREADS
+from twoends.cli.options import CHUNK, CONTEXT, DRAFT, KERNELS, LATENT_EPS, RAM, SEQUENCES, SOURCE, THREADS
 from twoends.cli.screen import Screen
 
 
@@ -20,7 +20,7 @@ def command() -> Command:
         arguments=(
             Argument(name="MODEL", help="a checkpoint's or a pack's directory; left out, the one that ships"),
         ),
-        options=(RAM, CONTEXT, CHUNK, DRAFT, THREADS, KERNELS, LATENT_EPS, SOURCE, JSON),
+        options=(RAM, CONTEXT, SEQUENCES, CHUNK, DRAFT, THREADS, KERNELS, LATENT_EPS, SOURCE, JSON),
         examples=("twoends plan /data/kimi-k3 --ram 8GB", "twoends plan /data/kimi-k3 --ram 8GB --json"),
         act=_act,
     )

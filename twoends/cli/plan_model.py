@@ -67,6 +67,7 @@ def make_report(values: Values) -> PlanReport:
             context_tokens=values.context or DEFAULT_CONTEXT,
             chunk_tokens=values.chunk,
             draft_tokens=values.draft,
+            num_sequences=values.sequences or 1,
             reference=choice.ops.backend == "reference",
         )
 
@@ -173,10 +174,16 @@ def _cost_facts(report: PlanReport) -> list[tuple[str, str]]:
     parts = (
         f"{format_bytes(plan.streamed_bytes_per_pass)} trunk + {format_bytes(plan.expert_bytes_per_token)}"
     )
-    facts = [
-        ("one token", f"{parts} experts = {format_bytes(plan.bytes_per_token)}"),
-        ("", "at most: experts that are already here are not read again"),
-    ]
+    facts = [("one token", f"{parts} experts = {format_bytes(plan.bytes_per_token)}")]
+    if plan.num_sequences > 1:
+        whole = (
+            f"{format_bytes(plan.streamed_bytes_per_pass)} trunk + {format_bytes(plan.expert_bytes_per_pass)}"
+        )
+        facts = [
+            ("one pass", f"{whole} experts, for a token of each of {plan.num_sequences} sequences"),
+            ("one token", f"{format_bytes(plan.bytes_per_token)}"),
+        ]
+    facts.append(("", "at most: experts that are already here are not read again"))
     if rate is None:
         facts.append(("estimate", "none: this disk's rate is not known; measure it:  twoends doctor"))
     else:

@@ -135,13 +135,18 @@ class _NoText:
         return b""
 
 
+def stand_in_tokenizer() -> Tokenizer:
+    """Stands for the tokenizer that a checkpoint doesn't have."""
+    return cast(Tokenizer, _NoText())
+
+
 def _open_model(job: Job) -> OpenModel:
     return OpenModel(
         job.checkpoint,
         job.plan,
         job.choice.ops,
         policy=job.values.policy,
-        trace=_open_trace(job.values.trace),
+        trace=open_trace(job.values.trace),
         direct=not job.values.no_direct,
         read_shape=shape_under(job.checkpoint.directory),
         profile=job.profile,
@@ -173,7 +178,7 @@ def _stream(job: Job) -> TextStream:
         return TextStream(job.tokenizer, stop_strings=job.values.stop, stop_ids=job.tokenizer.stop_ids)
     eos_id = job.checkpoint.config.eos_id
     stop_ids = set() if eos_id is None else {eos_id}
-    return TextStream(cast(Tokenizer, _NoText()), stop_strings=(), stop_ids=stop_ids)
+    return TextStream(stand_in_tokenizer(), stop_strings=(), stop_ids=stop_ids)
 
 
 def _save(
@@ -297,7 +302,8 @@ def _context(values: Values, needed: int) -> int:
     return int(values.context)
 
 
-def _open_trace(path: Path | None) -> Trace:
+def open_trace(path: Path | None) -> Trace:
+    """The trace of a run; without a path it writes nothing. Raises OptionError."""
     try:
         return Trace(path)
     except OSError as error:

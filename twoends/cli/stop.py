@@ -14,9 +14,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopSignals:
     """Within the block, one signal sets `asked` and a second raises KeyboardInterrupt."""
 
-    def __init__(self, screen: Screen, *, unit: str = "pass") -> None:
-        """`unit` is what is finished before the stop."""
-        self._screen, self._unit = screen, unit
+    def __init__(self, screen: Screen, *, unit: str = "pass", then: str = "saving") -> None:
+        """`unit` is what is finished before the stop, `then` what is done after it."""
+        self._screen, self._unit, self._then = screen, unit, then
         self._before: dict[int, Any] = {}
         self.asked = False
 
@@ -36,6 +36,6 @@ class StopSignals:
             raise KeyboardInterrupt
         self.asked = True
         self._screen.alert_from_signal(
-            f"twoends: {signal.Signals(number).name}: finishing this {self._unit}, then saving; "
+            f"twoends: {signal.Signals(number).name}: finishing this {self._unit}, then {self._then}; "
             "once more stops now."
         )

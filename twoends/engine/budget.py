@@ -38,6 +38,7 @@ PROGRAM_SLACK_BYTES = 12_000_000
 _MIN_PANEL_BYTES = 64 * 1024
 _MAX_PANEL_BYTES = 8 * 2**20
 _FLOOR_WINDOW_BYTES = 32 * 2**20
+_NARROWER_FOR_MANY = 4
 _WIDE_WINDOW_BYTES = 96 * 2**20
 _WHOLE_MATRIX_BYTES = 1 << 62
 # Python objects of one filled slot: its matrices, views and reads.
@@ -57,13 +58,15 @@ class Row:
 class Plan:
     """How a budget is used. All sizes in bytes; `rows` sum to `total_bytes` <= `ram_bytes`.
 
-    `pin_budget_bytes` is what pins were chosen from; whole panels of it are `pinned_bytes`.
+    `pin_budget_bytes` is what pins were chosen from; whole panels of it are `pinned_bytes`. A pass has
+    `chunk_tokens` rows at most, of `num_sequences` sequences of `context_tokens` each.
     """
 
     ram_bytes: int
     context_tokens: int
     chunk_tokens: int
     draft_tokens: int
+    num_sequences: int
     panel_bytes: int
     window_bytes: int
     pin_budget_bytes: int
@@ -75,6 +78,7 @@ class Plan:
     trunk_bytes_per_pass: int
     expert_bytes_per_request: float
     experts_per_pass: int
+    experts_in_all: int
     embedding_bytes_per_token: int
 
     @property
@@ -99,8 +103,25 @@ class Plan:
 
     @property
     def bytes_per_token(self) -> int:
-        """All bytes of one decoded token when no expert is already here."""
-        return self.streamed_bytes_per_pass + self.expert_bytes_per_token + self.embedding_bytes_per_token
+        """All bytes of one decoded token (one of each sequence a pass) when no expert is already here."""
+        shared = self.streamed_bytes_per_pass + self.expert_bytes_per_pass
+        return round(shared / self.num_sequences) + self.embedding_bytes_per_token
+
+    @property
+    def expert_bytes_per_pass(self) -> int:
+        """Expert bytes of a pass with one token of each sequence, when no expert is already here."""
+        return self.expert_bytes_of(self.num_sequences)
+
+    def expert_bytes_of(self, rows: float) -> int:
+        """Expert bytes of a pass of so many rows, when no expert is already here.
+
+        Texts that have nothing to do with each other meet in an expert by chance: of E experts a layer,
+        N rows that choose S each want E (1 - (1 - S/E)^N).
+        """
+        if not self.experts_per_pass:
+            return 0
+        left_out: float = (1 - self.experts_per_pass / self.experts_in_all) ** rows
+        return round(self.expert_bytes_per_request * self.experts_in_all * (1 - left_out))
 
 
 def make_plan(
@@ -113,43 +134,42 @@ def make_plan(
     chunk_tokens: int | None,
     backend_bytes: int = 0,
     draft_tokens: int = 0,
+    num_sequences: int = 1,
 ) -> Plan:
-    """The plan for one sequence of `context_tokens`. Raises DoesNotFit below the floor.
+    """The plan for `num_sequences` sequences of `context_tokens`. Raises DoesNotFit below the floor.
 
-    `program_bytes` is the measured resident set before any weight is read; `backend_bytes` is what
-    the kernels hold while they run; `chunk_tokens` None lets the plan choose; `draft_tokens` is the
-    longest draft that one pass may verify. A chunk is never longer than the context: room for rows
-    that can't come would be taken from what saves reads.
+    `program_bytes` was measured before any weight is read; kernels at work hold `backend_bytes`. A chunk
+    (None: the plan chooses) has a row for each sequence, and none that their contexts can't fill.
     """
-    if chunk_tokens is not None:
-        chunk_tokens = min(chunk_tokens, context_tokens)
+    most_rows = num_sequences * context_tokens
+    chunk_tokens = None if chunk_tokens is None else min(chunk_tokens, most_rows)
     fixed = (
-        *_fixed_rows(config, index, program_bytes, context_tokens, backend_bytes),
+        _program_row(program_bytes, backend_bytes),
+        *_sequence_rows(config, num_sequences, context_tokens),
+        *_reading_rows(index),
         *_draft_rows(config, draft_tokens),
     )
     narrow = trunk_entries(config, index, panel_bytes=_MIN_PANEL_BYTES)
-    floor_window = align_up(
-        max(4 * largest_panel(narrow), min(_FLOOR_WINDOW_BYTES, pass_bytes(narrow) // 16))
-    )
+    floor_window = _floor_window(narrow, num_sequences)
     slot = slot_bytes(index) + _SLOT_BOOKS_BYTES if len(config.moe_layers) else 0
     streams = _floor_streams(floor_window, slot)
-    fewest = max(chunk_tokens or 1, draft_tokens + 1)
+    fewest = max(chunk_tokens or 1, draft_tokens + 1, num_sequences)
     decoded = max(decoded_vectors(narrow))
     floor_rows = (*fixed, _scratch_row(config, fewest, decoded), *streams)
     floor = sum(row.num_bytes for row in floor_rows)
     if ram_bytes < floor:
-        raise below_floor(ram_bytes, floor_rows)
-    chunk = chunk_tokens or _choose_chunk(config, (ram_bytes - floor) // 4, context_tokens)
+        raise below_floor(ram_bytes, floor_rows, num_sequences=num_sequences)
+    chunk = chunk_tokens or _choose_chunk(config, (ram_bytes - floor) // 4, most_rows)
     scratch = _scratch_row(config, max(chunk, fewest), decoded)
     left = ram_bytes - sum(row.num_bytes for row in (*fixed, scratch, *streams))
     shares = _share_out(config, index, left=left, floor_window=floor_window, slot=slot)
     experts = len(config.moe_layers) * config.num_experts
-    embed = index.tensor(None, "embed")
     return Plan(
         ram_bytes=ram_bytes,
         context_tokens=context_tokens,
-        chunk_tokens=chunk,
+        chunk_tokens=max(chunk, num_sequences),
         draft_tokens=draft_tokens,
+        num_sequences=num_sequences,
         panel_bytes=shares.panel,
         window_bytes=shares.window,
         pin_budget_bytes=shares.pin_budget,
@@ -161,8 +181,24 @@ def make_plan(
         trunk_bytes_per_pass=pass_bytes(shares.entries),
         expert_bytes_per_request=expert_read_bytes(index) if slot else 0.0,
         experts_per_pass=len(config.moe_layers) * config.experts_per_token,
-        embedding_bytes_per_token=align_up(embed.segment.nbytes // embed.shape[0]) + PAGE,
+        experts_in_all=experts,
+        embedding_bytes_per_token=_embedding_read_bytes(index),
     )
+
+
+def _embedding_read_bytes(index: CheckpointIndex) -> int:
+    embed = index.tensor(None, "embed")
+    return align_up(embed.segment.nbytes // embed.shape[0]) + PAGE
+
+
+def _floor_window(narrow: tuple[Entry, ...], num_sequences: int) -> int:
+    """The least window: four panels must be on their way, and more so that few reads are waited for.
+
+    Where sequences share a pass, the state of one more saves more than a window that is twice as wide.
+    """
+    share = 1 if num_sequences == 1 else _NARROWER_FOR_MANY
+    enough = min(_FLOOR_WINDOW_BYTES, pass_bytes(narrow) // 16) // share
+    return align_up(max(4 * largest_panel(narrow), enough))
 
 
 def _floor_streams(window: int, slot: int) -> tuple[Row, Row]:
@@ -253,14 +289,16 @@ def _rows_of(shares: _Shares, *, slot: int, num_experts: int) -> tuple[Row, ...]
     return tuple(rows)
 
 
-def below_floor(ram_bytes: int, floor_rows: tuple[Row, ...]) -> DoesNotFit:
+def below_floor(ram_bytes: int, floor_rows: tuple[Row, ...], *, num_sequences: int = 1) -> DoesNotFit:
     """The refusal, with the sum that can be checked."""
     floor = sum(row.num_bytes for row in floor_rows)
+    fewer = [f"Or fewer sequences:   --sequences below {num_sequences}"] if num_sequences > 1 else []
     return DoesNotFit(
         f"this model needs at least {format_bytes(floor)} to run; the budget is {format_bytes(ram_bytes)}.",
         evidence=[(row.name, format_bytes(row.num_bytes), row.remark) for row in floor_rows if row.num_bytes],
         remedies=[
             f"Raise the budget:     twoends run MODEL --ram {_round_up(floor)}",
+            *fewer,
             "See every step up:    twoends plan MODEL",
         ],
     )
@@ -271,31 +309,45 @@ def _round_up(num_bytes: int) -> str:
     return f"{megabytes}MB" if megabytes < 10_000 else f"{-(-megabytes // 1000)}GB"
 
 
-def _fixed_rows(
-    config: ModelConfig, index: CheckpointIndex, program_bytes: int, context_tokens: int, backend_bytes: int
-) -> tuple[Row, ...]:
+def _program_row(program_bytes: int, backend_bytes: int) -> Row:
     spare = PROGRAM_SLACK_BYTES + backend_bytes
     program = program_bytes + spare
+    return Row(name="program", num_bytes=align_up(program), remark=f"measured; {spare / 1e6:.0f} MB to spare")
+
+
+def _reading_rows(index: CheckpointIndex) -> tuple[Row, ...]:
+    unpacking = unpacking_bytes(index, threads=allowed_cores()[0])
+    embedding = Row(
+        name="embedding rows", num_bytes=align_up(embedding_bytes(index)), remark="read one by one"
+    )
+    if not unpacking:
+        return (embedding,)
+    return (embedding, Row(name="unpacking", num_bytes=align_up(unpacking), remark="packed rows at work"))
+
+
+def _sequence_rows(config: ModelConfig, count: int, context_tokens: int) -> tuple[Row, ...]:
+    """What every sequence carries, and what they need where they share a pass: logits of each at once."""
     per_token = cache_bytes_per_token(config)
     kda_layers = config.num_layers - len(config.mla_layers)
-    unpacking = unpacking_bytes(index, threads=allowed_cores()[0])
+    who = "one sequence" if count == 1 else f"{count} sequences"
+    times = "" if count == 1 else f"{count} x "
     rows = (
-        Row(name="program", num_bytes=align_up(program), remark=f"measured; {spare / 1e6:.0f} MB to spare"),
         Row(
             name="recurrent state",
-            num_bytes=align_up(recurrent_bytes(config)),
-            remark=f"{kda_layers} KDA layers, one sequence",
+            num_bytes=align_up(count * recurrent_bytes(config)),
+            remark=f"{kda_layers} KDA layers, {who}",
         ),
         Row(
             name="latent cache",
-            num_bytes=align_up(per_token * context_tokens),
-            remark=f"{context_tokens:,} tokens of {per_token:,} B",
+            num_bytes=align_up(count * per_token * context_tokens),
+            remark=f"{times}{context_tokens:,} tokens of {per_token:,} B",
         ),
-        Row(name="embedding rows", num_bytes=align_up(embedding_bytes(index)), remark="read one by one"),
     )
-    if not unpacking:
+    if count == 1:
         return rows
-    return (*rows, Row(name="unpacking", num_bytes=align_up(unpacking), remark="packed rows at work"))
+    # The rows that are asked for are gathered, normalised and split beside their logits.
+    logits = 4 * (count - 1) * (config.vocab_size + 3 * config.hidden_size)
+    return (*rows, Row(name="logits", num_bytes=align_up(logits), remark=f"of {who} at once"))
 
 
 def _draft_rows(config: ModelConfig, draft_tokens: int) -> tuple[Row, ...]:
@@ -329,8 +381,8 @@ def _scratch_row(config: ModelConfig, chunk: int, decoded: int) -> Row:
     )
 
 
-def _choose_chunk(config: ModelConfig, room: int, context_tokens: int) -> int:
-    chunk = min(MAX_CHUNK, context_tokens)
+def _choose_chunk(config: ModelConfig, room: int, most_rows: int) -> int:
+    chunk = min(MAX_CHUNK, most_rows)
     while chunk > 1 and scratch_bytes(config, chunk) > room:
         chunk //= 2
     return chunk

@@ -16,6 +16,7 @@ import numpy as np
 
 from twoends.checkpoint.index import CheckpointIndex
 from twoends.engine.arena import PAGE, POISON, Arena, align_up
+from twoends.engine.packed_experts import PackedExperts
 from twoends.engine.policies import Key, Policy
 from twoends.engine.reader import Read, Reader, aligned_size
 from twoends.engine.trace import Counters, Trace
@@ -28,7 +29,8 @@ class _Slot:
 
     key: Key
     reads: list[Read]
-    weights: ExpertWeights
+    # None until the bytes of a packed expert are there: they say where its parts are.
+    weights: ExpertWeights | None
 
 
 class ExpertSlots:
@@ -47,6 +49,7 @@ class ExpertSlots:
     ) -> None:
         self._index, self._reader, self._policy = index, reader, policy
         self._counters, self._trace, self._poison = counters, trace, poison
+        self._packed = PackedExperts.of(index)
         self._stride = slot_bytes(index)
         self._slab = Arena(self._stride * num_slots)
         self._slots: list[_Slot | None] = [None] * num_slots
@@ -104,8 +107,13 @@ class ExpertSlots:
         content = self._slots[slot]
         assert content is not None
         while content.reads:
-            self._reader.wait(content.reads[-1])
+            read = content.reads[-1]
+            self._reader.wait(read)
+            if self._packed is not None:
+                data = np.frombuffer(read.buffer[read.head : read.needed], np.uint8)
+                content.weights = self._packed.weights(data)
             content.reads.pop()
+        assert content.weights is not None
         return content.weights
 
     def release(self, slot: int) -> None:
@@ -140,6 +148,8 @@ class ExpertSlots:
 
     def _start_read(self, key: Key, slot: int) -> _Slot:
         base = at = slot * self._stride
+        if self._packed is not None:
+            return self._start_packed_read(key, base)
         reads: list[Read] = []
         starts: list[int] = []
         for path_id, offset, sizes in self._places.runs(key):
@@ -155,6 +165,21 @@ class ExpertSlots:
             at += room
         self._begun += reads
         return _Slot(key, reads, self._weights(slot, tuple(starts)))
+
+    def _start_packed_read(self, key: Key, base: int) -> _Slot:
+        assert self._packed is not None
+        block = self._packed.block(*key)
+        place = block.place
+        read = Read(
+            path_id=place.path_id,
+            offset=place.offset,
+            num_bytes=place.num_bytes,
+            buffer=self._slab.view(base, aligned_size(place.offset, place.num_bytes)),
+            kind="experts",
+            check=block,
+        )
+        self._begun.append(read)
+        return _Slot(key, [read], None)
 
     def _weights(self, slot: int, starts: tuple[int, ...]) -> ExpertWeights:
         kept = self._views[slot]
@@ -278,6 +303,9 @@ class _Places:
 
 def slot_bytes(index: CheckpointIndex) -> int:
     """Room that any expert of this checkpoint needs, alignment included."""
+    packed = PackedExperts.of(index)
+    if packed is not None:
+        return packed.most_bytes
     offsets_LEP, sizes_P, joined_LEP = _places(index)
     if not joined_LEP.all():
         return sum(align_up(size) + PAGE for size in sizes_P.tolist())
@@ -287,6 +315,9 @@ def slot_bytes(index: CheckpointIndex) -> int:
 
 def expert_read_bytes(index: CheckpointIndex) -> float:
     """Mean bytes asked of the device for one expert, alignment included."""
+    packed = PackedExperts.of(index)
+    if packed is not None:
+        return packed.mean_bytes
     offsets_LEP, sizes_P, joined_LEP = _places(index)
     if not offsets_LEP.size:
         return 0.0

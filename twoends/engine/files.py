@@ -42,9 +42,29 @@ class WeightFiles:
     def read_at(self, path_id: int, buffer: memoryview, offset: int) -> int:
         """Bytes read into `buffer` from `offset`; 0 at the end of the file. Raises OSError."""
         count = self._read(self._fds[path_id], buffer, offset)
-        if not self.direct and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fds[path_id], offset, len(buffer), os.POSIX_FADV_DONTNEED)
+        self._forget(path_id, offset, len(buffer))
         return count
+
+    def read_run_at(self, path_id: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """Bytes read into `buffers` in turn: by one call, unless reads are injected. Raises OSError."""
+        if self._read is not read_at:
+            return self._read_one_by_one(path_id, buffers, offset)
+        count = os.preadv(self._fds[path_id], buffers, offset)
+        self._forget(path_id, offset, sum(map(len, buffers)))
+        return count
+
+    def _read_one_by_one(self, path_id: int, buffers: Sequence[memoryview], offset: int) -> int:
+        total = 0
+        for buffer in buffers:
+            count = self.read_at(path_id, buffer, offset + total)
+            total += count
+            if count < len(buffer):
+                break
+        return total
+
+    def _forget(self, path_id: int, offset: int, num_bytes: int) -> None:
+        if not self.direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fds[path_id], offset, num_bytes, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Closes every file."""

@@ -13,13 +13,19 @@ from twoends.checkpoint.pack_index import BlockRun, PackedBlock, PackedTrunk
 from twoends.engine.arena import PAGE
 from twoends.engine.reader import Check, aligned_size
 from twoends.kernels.ops import F32, Bytes, Format, Matrix
+from twoends.kernels.pack_scales import strip_rows
 from twoends.model.weights import VECTORS, layer_order, top_order
 
 # Small tensors whose bytes lie closer than this are read as one.
 _MERGE_GAP_BYTES = 64 * 1024
-# As in native/kernels.cpp: packed rows that a thread decodes for many inputs.
+# As in native/products.cpp: packed rows that a thread decodes for many inputs.
 _UNPACKED_BYTES = 256 * 1024
 _LEAST_UNPACKED_ROWS = 4
+# As in native/packed_block.h, in units of 64 values and two more: lists of eight rows and an inner one; or
+# the two of a strip of scales, and the strip.
+_LISTS = 9
+_UNIT = 64
+_STRIP_LISTS = 3
 _FORMATS: dict[str, Format] = {"BF16": "bf16", "F32": "f32"}
 
 
@@ -242,7 +248,8 @@ def pass_bytes(entries: tuple[Entry, ...]) -> int:
 
 
 def unpacking_bytes(index: CheckpointIndex, *, threads: int) -> int:
-    """What the kernels hold while they multiply packed blocks: a block of kv_b_proj, some rows per thread."""
+    """What the kernels hold while they multiply packed blocks: a block of kv_b_proj, some rows and the
+    exponents that they list per thread."""
     if index.pack is None:
         return 0
     widest = most_kv_b = 0
@@ -252,7 +259,17 @@ def unpacking_bytes(index: CheckpointIndex, *, threads: int) -> int:
                 widest = max(widest, run.plan.refs[0].shape[1])
             if run.plan.name == "kv_b_proj":
                 most_kv_b = max(most_kv_b, run.plan.rows_per_block * run.plan.refs[0].shape[1] * 2)
-    return most_kv_b + threads * max(_UNPACKED_BYTES, _LEAST_UNPACKED_ROWS * widest * 2)
+    strip = 0
+    if index.pack.manifest.has_experts and index.expert_format == "mxfp4":
+        strip = max(strip_rows(part.shape[1]) * part.shape[1] for part in index.expert_parts[1::2])
+    elif index.pack.manifest.has_experts:
+        widest = max(widest, *(part.shape[1] for part in index.expert_parts))
+    lists = max(_LISTS * _list_bytes(widest), _STRIP_LISTS * _list_bytes(strip))
+    return most_kv_b + threads * (max(_UNPACKED_BYTES, _LEAST_UNPACKED_ROWS * widest * 2) + lists)
+
+
+def _list_bytes(cols: int) -> int:
+    return (-(-cols // _UNIT) + 2) * _UNIT
 
 
 def decoded_vectors(entries: tuple[Entry, ...]) -> list[int]:

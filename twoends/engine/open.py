@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from twoends.engine.trace import Counters, Trace
 from twoends.engine.window import Window
 from twoends.errors import DoesNotFit, OptionError
 from twoends.kernels.ops import F32, I32, Ops
+from twoends.model.rows import SequenceRows
 from twoends.model.state import SequenceState
 from twoends.model.tentative import Tentative
 from twoends.units import format_bytes
@@ -71,6 +73,7 @@ class Checkpoint:
         chunk_tokens: int | None,
         reference: bool,
         draft_tokens: int = 0,
+        num_sequences: int = 1,
     ) -> Plan:
         """The plan of this process for a budget. Raises DoesNotFit below the floor."""
         return make_plan(
@@ -82,11 +85,12 @@ class Checkpoint:
             chunk_tokens=chunk_tokens,
             backend_bytes=REFERENCE_BACKEND_BYTES if reference else 0,
             draft_tokens=draft_tokens,
+            num_sequences=num_sequences,
         )
 
 
 class OpenModel:
-    """Weights within a plan, and the one sequence that runs on them."""
+    """Weights within a plan, and the sequences that run on them: as many as the plan has room for."""
 
     def __init__(
         self,
@@ -142,12 +146,18 @@ class OpenModel:
         self.store = WeightStore(
             config, index, entries=entries, window=self._window, slots=self._slots, reader=reader
         )
-        self.state = SequenceState(config, plan.context_tokens)
+        self.states = tuple(SequenceState(config, plan.context_tokens) for _ in range(plan.num_sequences))
+
+    @property
+    def state(self) -> SequenceState:
+        """The first sequence's state, where there is only one."""
+        return self.states[0]
 
     @property
     def held_bytes(self) -> int:
         """What the engine holds by its own books: state, window, pinned panels, slots."""
-        return self.state.num_bytes + self._window.num_bytes + self._slots.num_bytes
+        states = sum(state.num_bytes for state in self.states)
+        return states + self._window.num_bytes + self._slots.num_bytes
 
     @property
     def profile(self) -> ExpertProfile:
@@ -157,39 +167,54 @@ class OpenModel:
         return ExpertProfile(fingerprint=fingerprint, popularity_LE=self._policy.popularity_LE)
 
     def run_pass(self, ids: list[int], *, layer_done: LayerDone, all_rows: bool = False) -> F32:
-        """Logits after the last of `ids` (or after each): one pass over the weights.
+        """Logits after the last of `ids` (or after each): one pass over the weights, for the first sequence.
 
         Raises DoesNotFit if the plan's context has no room for them, ReadError, NotSound. After an
         error in a pass the state is not whole: the model can only be closed.
         """
-        return self._pass(ids, layer_done=layer_done, last_only=not all_rows, tentative=None)
+        rows = SequenceRows(state=self.state, first=0, count=len(ids))
+        wanted = range(len(ids)) if all_rows else [len(ids) - 1]
+        return self._pass(ids, [rows], wanted=wanted, layer_done=layer_done)
+
+    def run_shared(self, parts: Sequence[tuple[int, list[int]]], *, layer_done: LayerDone) -> F32:
+        """One pass that carries rows of several sequences: logits [P, W] after the last id of each part.
+
+        A part is (which sequence, its next ids); no sequence may have two. Each weight is read once,
+        and each row's logits are those that it has alone. Raises what `run_pass` raises.
+        """
+        assert len({place for place, _ in parts}) == len(parts), "a sequence has one part"
+        sequences: list[SequenceRows] = []
+        ids: list[int] = []
+        for place, part in parts:
+            sequences.append(SequenceRows(state=self.states[place], first=len(ids), count=len(part)))
+            ids += part
+        wanted = [rows.first + rows.count - 1 for rows in sequences]
+        return self._pass(ids, sequences, wanted=wanted, layer_done=layer_done)
 
     def _pass(
-        self, ids: list[int], *, layer_done: LayerDone, last_only: bool, tentative: Tentative | None
+        self,
+        ids: list[int],
+        sequences: Sequence[SequenceRows],
+        *,
+        wanted: Sequence[int],
+        layer_done: LayerDone,
     ) -> F32:
         assert ids, "a pass carries at least one token"
         assert 0 <= min(ids) <= max(ids) < self.config.vocab_size, "ids lie in the vocabulary"
-        if self.state.position + len(ids) > self.state.capacity:
-            raise DoesNotFit(
-                f"the context of {self.state.capacity:,} tokens is full.",
-                evidence=[
-                    ("gone through", f"{self.state.position:,} tokens"),
-                    ("next", f"{len(ids):,} more"),
-                ],
-                remedies=["Open the model with a larger context."],
-            )
+        for rows in sequences:
+            _refuse_beyond_context(rows)
         ids_T: I32 = np.array(ids, np.int32)
         if self.trace.on:
-            self.trace.event("pass", position=self.state.position, tokens=len(ids))
+            first = sequences[0].state.position
+            self.trace.event("pass", position=first, tokens=len(ids), sequences=len(sequences))
         return forward(
             ids_T,
+            sequences,
             config=self.config,
             store=self.store,
-            state=self.state,
             ops=self.ops,
             layer_done=layer_done,
-            last_only=last_only,
-            tentative=tentative,
+            wanted=wanted,
         )
 
     def run_tentative(self, ids: list[int], *, layer_done: LayerDone) -> tuple[F32, Tentative]:
@@ -198,7 +223,8 @@ class OpenModel:
         Raises what `run_pass` raises.
         """
         tentative = Tentative(self.state, len(ids))
-        return self._pass(ids, layer_done=layer_done, last_only=False, tentative=tentative), tentative
+        rows = SequenceRows(state=self.state, first=0, count=len(ids), tentative=tentative)
+        return self._pass(ids, [rows], wanted=range(len(ids)), layer_done=layer_done), tentative
 
     def expect_passes(self, count: int) -> None:
         """Lets the window read ahead into `count` more passes."""
@@ -222,6 +248,19 @@ def _policy(name: str, plan: Plan, config: ModelConfig, profile: ExpertProfile |
         assert isinstance(policy, Decayed), "only decayed counts can begin with a profile"
         policy.warm(profile.popularity_LE)
     return policy
+
+
+def _refuse_beyond_context(rows: SequenceRows) -> None:
+    state = rows.state
+    if state.position + rows.count > state.capacity:
+        raise DoesNotFit(
+            f"the context of {state.capacity:,} tokens is full.",
+            evidence=[
+                ("gone through", f"{state.position:,} tokens"),
+                ("next", f"{rows.count:,} more"),
+            ],
+            remedies=["Open the model with a larger context."],
+        )
 
 
 def _refuse_beyond_limits(plan: Plan) -> None:

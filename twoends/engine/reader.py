@@ -1,12 +1,13 @@
 """Reads in flight: a few threads, demand before read-ahead, every byte counted.
 
-A job is one aligned positional read of at most one piece; a short read is continued, and
-what stays short is an error that names the file. The interpreter lock is released while a read
-waits, so arithmetic goes on.
+A job is one aligned positional read of at most one piece, or of several small ones that follow one
+another in a file; a short read is continued, and what stays short is an error that names the file.
+The interpreter lock is released while a read waits, so arithmetic goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -78,6 +79,10 @@ class Read:
         self.error: BaseException | None = None
 
 
+# A read, where in its buffer, and how many bytes.
+Piece = tuple[Read, int, int]
+
+
 def aligned_size(offset: int, num_bytes: int) -> int:
     """Room that the aligned superset of a range needs."""
     return align_up(offset + num_bytes) - align_down(offset)
@@ -101,8 +106,8 @@ class Reader:
         self._piece_bytes = piece_bytes
         self._num_active, self._active_since = 0, 0.0
         self._counters, self._trace = counters, trace
-        self._ahead: deque[tuple[Read, int, int]] = deque()
-        self._demand: deque[tuple[Read, int, int]] = deque()
+        self._ahead: deque[Piece] = deque()
+        self._demand: deque[Piece] = deque()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._done = threading.Condition(self._lock)
@@ -117,7 +122,7 @@ class Reader:
 
     def submit_all(self, reads: list[Read], *, demand: bool) -> None:
         """Queues reads in their order."""
-        pieces: list[tuple[Read, int, int]] = []
+        pieces: list[Piece] = []
         for read in reads:
             size = len(read.buffer)
             # What is checked is checked whole, so it is read as one.
@@ -180,23 +185,56 @@ class Reader:
                     self._work.wait()
                 if self._closed:
                     return
-                read, at, size = (self._demand or self._ahead).popleft()
+                run = self._next_run()
                 self._begin_active()
-            error: BaseException | None
+            errors: list[BaseException | None]
             try:
-                error = self._fill(read, at, size)
+                errors = self._fill_run(run)
             except BaseException as failure:
                 # No memory, say. Whoever waits gets it; a thread that just ended would let them wait on.
-                error = failure
+                errors = [failure] * len(run)
             with self._lock:
                 # The time of reading is whole when the last piece is there; a check is no part of it.
                 self._end_active()
-                if read.check is None:
-                    self._finish(read, error)
-            if read.check is not None:
-                error = error or _fault(read, read.check)
-                with self._lock:
-                    self._finish(read, error)
+                for (read, _, _), error in zip(run, errors, strict=True):
+                    if read.check is None:
+                        self._finish(read, error)
+            for (read, _, _), error in zip(run, errors, strict=True):
+                if read.check is not None:
+                    fault = error or _fault(read, read.check)
+                    with self._lock:
+                        self._finish(read, fault)
+
+    def _next_run(self) -> list[Piece]:
+        """The lock is held: the next piece, and those after it that go on where it ends, up to a whole piece.
+
+        Small reads side by side are slower than one of their size; but no thread may be left without work.
+        """
+        queue = self._demand or self._ahead
+        run = [queue.popleft()]
+        total = run[0][2]
+        while len(queue) >= len(self._threads) and total + queue[0][2] <= self._piece_bytes:
+            read, at, size = run[-1]
+            after, after_at, after_size = queue[0]
+            if after.path_id != read.path_id or after.offset + after_at != read.offset + at + size:
+                break
+            run.append(queue.popleft())
+            total += after_size
+        return run
+
+    def _fill_run(self, run: list[Piece]) -> list[BaseException | None]:
+        """Reads every piece; what one call for all leaves short is read by itself."""
+        came = 0
+        if len(run) > 1:
+            first, first_at, _ = run[0]
+            buffers = [read.buffer[at : at + size] for read, at, size in run]
+            with contextlib.suppress(OSError):  # it comes again below, and is named there
+                came = self.files.read_run_at(first.path_id, buffers, first.offset + first_at)
+        errors: list[BaseException | None] = []
+        for read, at, size in run:
+            errors.append(None if came >= size else self._fill(read, at, size))
+            came = max(came - size, 0)
+        return errors
 
     def _finish(self, read: Read, error: BaseException | None) -> None:
         """The lock is held; `wait` may look without it, and must never take failed bytes for good ones."""

@@ -9,6 +9,7 @@ be pinned: they have a place of their own, are read in the first pass and stay.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from twoends.kernels.ops import Bytes
 
 # Pinned panels take no ring space, so their read-ahead is bounded by count.
 _MAX_FLIGHTS = 16
+_RUN_BYTES = 4 * 2**20
 
 
 @dataclass(slots=True)
@@ -181,12 +183,15 @@ def choose_pins(entries: tuple[Entry, ...], pinned_bytes: int) -> tuple[list[np.
     """Per entry and panel the place in the pinned arena, or -1; and the bytes of that arena.
 
     They are at most `pinned_bytes`, spread evenly: every pinned byte saves one byte of reading a pass
-    wherever it lies; spread out, disk and arithmetic stay busy side by side. Small tensors stay
-    decoded where they are pinned, which takes their memory twice: they are pinned with all or not.
+    wherever it lies; spread out, disk and arithmetic stay busy side by side. They come in runs, and so
+    does what is read, because a disk is slow in small pieces. Small tensors stay decoded where they are
+    pinned, which takes their memory twice: they are pinned with all or not.
     """
     total = pass_bytes(entries)
     everything = pinned_bytes >= total
     share = min(1.0, pinned_bytes / total)
+    # So long that both what is pinned of it and what is read of it are runs, if the whole has room for that.
+    stretch = min(_RUN_BYTES / max(min(share, 1 - share), _RUN_BYTES / total), total)
     places: list[np.ndarray] = []
     seen = used = 0
     for entry in entries:
@@ -195,7 +200,8 @@ def choose_pins(entries: tuple[Entry, ...], pinned_bytes: int) -> tuple[list[np.
         for k in range(entry.num_panels):
             room = entry.panel(k).room
             seen += room
-            if may_stay and used + room <= min(pinned_bytes, seen * share + 1):
+            due = math.ceil(seen / stretch) * stretch * share
+            if may_stay and used + room <= min(pinned_bytes, due + 1):
                 place[k] = used
                 used += room
         places.append(place)

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from twoends.kernels.composed import composed
 from twoends.kernels.ops import Matrix, Ops
+from twoends.kernels.pack_scales import plain_scales
 from twoends.kernels.reference.lanes import decode
 from twoends.kernels.reference.matmul import E2M1, SCALES
+from twoends.kernels.reference.mxfp8 import mxfp8
 
 F64 = NDArray[np.float64]
 
@@ -37,6 +39,8 @@ def binary64_ops() -> Ops:
         "route": _route,
         "situ_glu": _situ_glu,
         "silu_glu": lambda gate, up: gate * _sigmoid(gate) * up,
+        # Its values are few; there is nothing to compute more exactly.
+        "mxfp8": lambda x: mxfp8(x.astype(np.float32)).astype(np.float64),
         "combine": lambda y, weights: np.einsum("tsz,ts->tz", y, weights),
     }
     return composed(backend="binary64", **typed)
@@ -49,7 +53,7 @@ def exact_values(matrix: Matrix) -> F64:
     assert matrix.scale is not None
     packed = matrix.data.reshape(matrix.rows, -1)
     codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(matrix.rows, matrix.cols)
-    scale = SCALES[matrix.scale.reshape(matrix.rows, -1)].astype(np.float64)
+    scale = SCALES[plain_scales(matrix.scale, rows=matrix.rows, groups=matrix.cols // 32)].astype(np.float64)
     return E2M1[codes].astype(np.float64) * np.repeat(scale, 32, axis=1)
 
 

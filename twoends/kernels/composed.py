@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from twoends.kernels.ops import F32, I32, ExpertWeights, Glu, KdaInputs, KdaOutput, KdaState, Matrix, Ops
+from twoends.kernels.ops import (
+    F32,
+    I32,
+    Activations,
+    ExpertWeights,
+    Glu,
+    KdaInputs,
+    KdaOutput,
+    KdaState,
+    Matrix,
+    Ops,
+)
 
 
 def composed(**small: Any) -> Ops:
@@ -22,11 +33,18 @@ def composed(**small: Any) -> Ops:
         return _kda_mix(ops, inputs, state)
 
     def expert_mlps(
-        experts: Sequence[tuple[int, ExpertWeights]], z_TZ: F32, ids_TS: I32, glu: Glu, *, out_TSZ: F32
+        experts: Sequence[tuple[int, ExpertWeights]],
+        z_TZ: F32,
+        ids_TS: I32,
+        glu: Glu,
+        *,
+        activations: Activations = "f32",
+        out_TSZ: F32,
     ) -> None:
+        rounded = ops.mxfp8 if activations == "mxfp8" else _as_is
         for expert_id, weights in experts:
             rows, ranks = np.nonzero(ids_TS == expert_id)
-            out_TSZ[rows, ranks] = _expert_mlp(ops, weights, z_TZ[rows], glu)
+            out_TSZ[rows, ranks] = _expert_mlp(ops, weights, z_TZ[rows], glu, rounded)
 
     ops = Ops(**small, products=products, kda_mix=kda_mix, expert_mlps=expert_mlps)
     return ops
@@ -56,11 +74,16 @@ def _kda_mix(ops: Ops, inputs: KdaInputs, state: KdaState) -> KdaOutput:
     return KdaOutput(y_THV=y_THV, k_THK=k_THK, v_THV=v_THV, alpha_THK=alpha_THK, beta_TH=beta_TH)
 
 
-def _expert_mlp(ops: Ops, weights: ExpertWeights, z_NZ: F32, glu: Glu) -> F32:
+def _as_is(x: F32) -> F32:
+    return x
+
+
+def _expert_mlp(ops: Ops, weights: ExpertWeights, z_NZ: F32, glu: Glu, rounded: Callable[[F32], F32]) -> F32:
+    z_NZ = rounded(z_NZ)
     gate_NF = np.empty((z_NZ.shape[0], weights.w1.rows), z_NZ.dtype)
     up_NF = np.empty_like(gate_NF)
     y_NZ = np.empty((z_NZ.shape[0], weights.w2.rows), z_NZ.dtype)
     ops.matmul(weights.w1, z_NZ, out_TY=gate_NF, first_row=0)
     ops.matmul(weights.w3, z_NZ, out_TY=up_NF, first_row=0)
-    ops.matmul(weights.w2, gated(ops, gate_NF, up_NF, glu), out_TY=y_NZ, first_row=0)
+    ops.matmul(weights.w2, rounded(gated(ops, gate_NF, up_NF, glu)), out_TY=y_NZ, first_row=0)
     return y_NZ

@@ -8,11 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from twoends.kernels.ops import F32, I32, ExpertWeights, Glu, KdaInputs, KdaOutput, KdaState, Matrix, Ops
+from twoends.kernels.ops import (
+    F32,
+    I32,
+    Activations,
+    ExpertWeights,
+    Glu,
+    KdaInputs,
+    KdaOutput,
+    KdaState,
+    Matrix,
+    Ops,
+)
 from twoends.kernels.reference.moe import not_finite_scores
 
 # Bumped with every change of what native/bind.cpp takes, so that an old build is never called in the new way.
-INTERFACE = 3
+INTERFACE = 5
 
 
 def native_ops(isa: str, threads: int) -> Ops:
@@ -45,6 +56,7 @@ def ops_of(kernels: Any) -> Ops:
         route=native.route,
         situ_glu=native.situ_glu,
         silu_glu=native.silu_glu,
+        mxfp8=native.mxfp8,
         combine=native.combine,
         products=native.products,
         kda_mix=native.kda_mix,
@@ -168,9 +180,22 @@ class _NativeOps:
         self._kernels.products(x_TX, parts)
 
     def expert_mlps(
-        self, experts: Sequence[tuple[int, ExpertWeights]], z_TZ: F32, ids_TS: I32, glu: Glu, *, out_TSZ: F32
+        self,
+        experts: Sequence[tuple[int, ExpertWeights]],
+        z_TZ: F32,
+        ids_TS: I32,
+        glu: Glu,
+        *,
+        activations: Activations = "f32",
+        out_TSZ: F32,
     ) -> None:
-        self._kernels.experts(experts, z_TZ, ids_TS, glu.beta, glu.linear_beta, out_TSZ)
+        to_mxfp8 = activations == "mxfp8"
+        self._kernels.experts(experts, z_TZ, ids_TS, glu.beta, glu.linear_beta, to_mxfp8, out_TSZ)
+
+    def mxfp8(self, x: F32) -> F32:
+        out = np.empty_like(x)
+        self._kernels.mxfp8(x, out)
+        return out
 
     def kda_mix(self, inputs: KdaInputs, state: KdaState) -> KdaOutput:
         out = KdaOutput(

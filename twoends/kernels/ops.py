@@ -21,6 +21,8 @@ I32 = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
 Format = Literal["bf16", "f32", "mxfp4", "packed"]
+# What the routed experts' products take in: the values as they are, or rounded to MXFP8.
+Activations = Literal["f32", "mxfp8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,8 @@ class Matrix:
 
     `data` is one-dimensional uint8, contiguous, of any alignment: rows * cols * 2 bytes (bf16),
     * 4 (f32), or rows * cols / 2 (mxfp4, low nibble = even column). `scale` is uint8 of
-    rows * cols / 32 for mxfp4 and None otherwise. mxfp4 needs cols to be a multiple of 32.
+    rows * cols / 32 for mxfp4, or fewer as pack_scales.py lays them out, and None otherwise. mxfp4
+    needs cols to be a multiple of 32.
     packed: one block of bf16 rows as pack_codec.py lays it out; it stands for exactly those bf16 values.
     """
 
@@ -111,10 +114,20 @@ class Products(Protocol):
 
 
 class ExpertMlps(Protocol):
-    """out_TSZ[t, s] = w2(glu(w1 z, w3 z)) with z = z_TZ[t], wherever ids_TS[t, s] is one of `experts`."""
+    """out_TSZ[t, s] = w2(glu(w1 z, w3 z)) with z = z_TZ[t], wherever ids_TS[t, s] is one of `experts`.
+
+    With `activations` mxfp8 every product's input is rounded first, as `mxfp8` does it.
+    """
 
     def __call__(
-        self, experts: Sequence[tuple[int, ExpertWeights]], z_TZ: F32, ids_TS: I32, glu: Glu, *, out_TSZ: F32
+        self,
+        experts: Sequence[tuple[int, ExpertWeights]],
+        z_TZ: F32,
+        ids_TS: I32,
+        glu: Glu,
+        *,
+        activations: Activations = "f32",
+        out_TSZ: F32,
     ) -> None: ...
 
 
@@ -183,6 +196,8 @@ class Ops:
     situ_glu: Callable[[F32, F32, float, float | None], F32]
     # (gate_TF, up_TF) -> y_TF, rows
     silu_glu: Callable[[F32, F32], F32]
+    # (x) -> x rounded to E4M3 with a power of two for each 32 of the last axis, whole blocks; rows
+    mxfp8: Callable[[F32], F32]
     # (y_TSZ, weights_TS) -> z_TZ, summed in rank order, rows
     combine: Callable[[F32, F32], F32]
     products: Products

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from twoends.kernels.ops import ExpertWeights, Glu, KdaInputs, KdaState, Ops
+from twoends.kernels.ops import Activations, ExpertWeights, Glu, KdaInputs, KdaState, Ops
 from twoends.kernels.selfcheck_numbers import Case, Numbers
 
 
@@ -20,7 +20,9 @@ def composed_cases(numbers: Numbers) -> Iterator[Case]:
         Glu(beta=4.0, linear_beta=None),
         Glu(beta=None, linear_beta=None),
     ):
-        yield _experts(numbers, glu)
+        yield _experts(numbers, glu, "f32")
+    yield _experts(numbers, Glu(beta=4.0, linear_beta=25.0), "mxfp8")
+    yield _mxfp8(numbers)
 
 
 def _products(numbers: Numbers) -> Iterator[Case]:
@@ -78,7 +80,20 @@ def _kda(numbers: Numbers, bound: float | None) -> Case:
     return "kda_mix", f"3 tokens, 2 heads of 20, bound {bound}", run
 
 
-def _experts(numbers: Numbers, glu: Glu) -> Case:
+def _mxfp8(numbers: Numbers) -> Case:
+    """Blocks of zeros, of values at steps, of subnormals, of huge values, with infinity."""
+    x = numbers.special(9, 64)
+    x[1] = 0
+    x[2] *= np.float32(1e-38)
+    x[3] *= np.float32(1e37)
+    x[4, 7] = np.inf
+    x[5, :3] = (448, np.nextafter(np.float32(448), np.float32(500)), -17)
+    x[6, :3] = (447.9, 2.0**-10, -(2.0**-11))
+    x[7, :3] = (1.75, 1.0625, 1.1875)
+    return "mxfp8", "9 rows of 64, special values", lambda ops: [ops.mxfp8(x)]
+
+
+def _experts(numbers: Numbers, glu: Glu, activations: Activations) -> Case:
     """Experts with no place, one and several; two groups, in another order than that of their ids."""
     weights = [
         ExpertWeights(
@@ -98,8 +113,9 @@ def _experts(numbers: Numbers, glu: Glu) -> Case:
 
     def run(ops: Ops) -> list[np.ndarray]:
         out_TSZ = np.full((3, 2, 64), np.nan, np.float32)
-        ops.expert_mlps([(3, weights[3]), (1, weights[1])], z_TZ, ids_TS, glu, out_TSZ=out_TSZ)
-        ops.expert_mlps([(0, weights[0]), (2, weights[2])], z_TZ, ids_TS, glu, out_TSZ=out_TSZ)
+        for group in ((3, 1), (0, 2)):
+            chosen = [(i, weights[i]) for i in group]
+            ops.expert_mlps(chosen, z_TZ, ids_TS, glu, activations=activations, out_TSZ=out_TSZ)
         return [out_TSZ]
 
-    return "expert_mlps", f"3 rows, 4 experts, beta {glu.beta}, {glu.linear_beta}", run
+    return "expert_mlps", f"3 rows, 4 experts, {activations}, beta {glu.beta}, {glu.linear_beta}", run

@@ -3,45 +3,59 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from twoends.checkpoint.config import ModelConfig
 from twoends.kernels.ops import F32, KdaState, Ops
 from twoends.model.attnres import Residual
-from twoends.model.kda import kda_attention
-from twoends.model.mla import mla_attention
+from twoends.model.kda import KdaPart, kda_attention
+from twoends.model.mla import MlaPart, mla_attention
 from twoends.model.moe import dense_mlp, mixture
-from twoends.model.state import MlaState, SequenceState
-from twoends.model.tentative import Tentative
+from twoends.model.rows import SequenceRows
+from twoends.model.state import MlaState
 from twoends.model.weights import Experts, Weights, project
 
 
 def attention_half(
     weights: Weights,
     residual: Residual,
-    state: SequenceState,
+    sequences: Sequence[SequenceRows],
     *,
     layer: int,
     config: ModelConfig,
     ops: Ops,
-    tentative: Tentative | None = None,
 ) -> None:
     """Steps 1 to 3 of specification 6: mix, snapshot at a block's start, attention added.
 
-    A `tentative` pass leaves the recurrent state as it was and notes what would have changed it.
+    Rows of a `tentative` pass leave the recurrent state as it was and note what would have changed it.
     """
     h_TD = residual.input(weights, "attn_res", ops)
     x_TD = ops.rms_norm(h_TD, weights.vector("input_norm"), config.eps)
     if config.starts_block(layer):
         residual.snapshot()
-    layer_state = state.layers[layer] if tentative is None else tentative.working(layer)
-    match layer_state:
-        case MlaState():
-            start = state.position
-            a_TD = mla_attention(weights, x_TD, layer_state, start=start, config=config, ops=ops)
-        case KdaState():
-            note = None if tentative is None else functools.partial(tentative.note, layer)
-            a_TD = kda_attention(weights, x_TD, layer_state, config, ops, note=note)
-    residual.add(a_TD)
+    if config.is_mla(layer):
+        parts = [_mla_part(rows, layer) for rows in sequences]
+        residual.add(mla_attention(weights, x_TD, parts, config, ops))
+    else:
+        residual.add(
+            kda_attention(weights, x_TD, [_kda_part(rows, layer) for rows in sequences], config, ops)
+        )
+
+
+def _mla_part(rows: SequenceRows, layer: int) -> MlaPart:
+    state = rows.state.layers[layer]
+    assert isinstance(state, MlaState)
+    # A pass that may be taken back writes the cache too: what is not kept is overwritten.
+    start = rows.state.position
+    return MlaPart(rows=rows.rows, state=state, start=start, end=start + rows.count)
+
+
+def _kda_part(rows: SequenceRows, layer: int) -> KdaPart:
+    tentative = rows.tentative
+    state = rows.state.layers[layer] if tentative is None else tentative.working(layer)
+    assert isinstance(state, KdaState)
+    note = None if tentative is None else functools.partial(tentative.note, layer)
+    return KdaPart(rows=rows.rows, state=state, note=note)
 
 
 def mixture_half(

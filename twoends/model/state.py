@@ -38,6 +38,16 @@ class SequenceState:
         """Memory of the whole state, the room for later tokens included."""
         return sum(array.nbytes for layer in self.layers for array in _arrays_of(layer))
 
+    def reset(self) -> None:
+        """Begins anew, in the same memory; nothing of what went through stays."""
+        for layer in self.layers:
+            if isinstance(layer, MlaState):
+                layer.cache_CM[: self.position] = np.nan
+            else:
+                for array in _arrays_of(layer):
+                    array.fill(0.0)
+        self.position = 0
+
     def arrays(self) -> Iterator[tuple[str, F32]]:
         """(name, the part in use) of everything that must be saved, in a fixed order."""
         for i, layer in enumerate(self.layers):

@@ -67,7 +67,11 @@ Weights weights_of(const std::string& format_name, const Bytes& data, const std:
   const size_t half_bytes = format == Format::f32 ? 8 : format == Format::bf16 ? 4 : 1;
   require(data.size() == rows * cols * half_bytes / 2, "the bytes do not match rows x cols");
   require(scale.has_value() == packed, "an mxfp4 matrix has scales, and no other has");
-  require(!packed || scale->size() == rows * cols / 32, "the scale bytes do not match rows x cols / 32");
+  if (packed && scale->size() != rows * cols / 32) {
+    require(open_scales(scale->data(), scale->size(), rows, cols / 32, block),
+            "the scale bytes are neither rows x cols / 32 nor a packed block of them");
+    return {format, data.data(), nullptr, rows, cols, nullptr, &block};
+  }
   return {format, data.data(), packed ? scale->data() : nullptr, rows, cols};
 }
 
@@ -112,7 +116,7 @@ void products(Kernels& k, const In2& x_TX, const nb::list& parts) {
 
 // Experts: (id, ExpertWeights).
 void experts(Kernels& k, const nb::list& group, const In2& z_TZ, const Array<const int32_t, 2>& ids_TS,
-             std::optional<double> beta, std::optional<double> linear, const Out3& out_TSZ) {
+             std::optional<double> beta, std::optional<double> linear, bool to_mxfp8, const Out3& out_TSZ) {
   const size_t count = nb::len(group), tokens = z_TZ.shape(0), dim = z_TZ.shape(1), ranks = ids_TS.shape(1);
   require(ids_TS.shape(0) == tokens && out_TSZ.shape(0) == tokens && out_TSZ.shape(1) == ranks &&
               out_TSZ.shape(2) == dim,
@@ -128,12 +132,13 @@ void experts(Kernels& k, const nb::list& group, const In2& z_TZ, const Array<con
     require(e.w1.cols == dim && e.w3.cols == dim && e.w1.rows == e.w3.rows && e.w2.cols == e.w1.rows &&
                 e.w2.rows == dim && e.w1.rows == experts[0].w1.rows,
             "an expert's matrices do not fit z_TZ or one another");
+    require(!to_mxfp8 || (dim % 32 == 0 && e.w1.rows % 32 == 0), "MXFP8 needs widths in groups of 32");
     work += 3 * e.w1.rows * dim;
   }
   GluJob glu = {};
   glu.function = !beta ? Glu::silu : linear ? Glu::situ_linear : Glu::situ;
   glu.beta = (float)beta.value_or(1.0), glu.linear_beta = (float)linear.value_or(1.0);
-  const ExpertsJob job = {z_TZ.data(), ids_TS.data(), out_TSZ.data(), tokens, ranks, dim, glu};
+  const ExpertsJob job = {z_TZ.data(), ids_TS.data(), out_TSZ.data(), tokens, ranks, dim, glu, to_mxfp8};
   compute(work, [&] { k.experts(experts, job); });
 }
 
@@ -292,6 +297,11 @@ void glu(Kernels& k, Glu function, const In& gate, const In& up, double beta, do
   compute(elementary(gate.size()), [&] { k.glu(job); });
 }
 
+void mxfp8(Kernels& k, const In& x, const Out& out) {
+  require(last_dim(x) % 32 == 0 && out.size() == x.size(), "MXFP8 needs rows in groups of 32, x and out alike");
+  compute(16 * x.size(), [&] { k.mxfp8({x.data(), out.data()}, x.size()); });
+}
+
 void combine(Kernels& k, const In3& y_TSZ, const In2& weights_TS, const Out2& out_TZ) {
   const size_t tokens = y_TSZ.shape(0), ranks = y_TSZ.shape(1), dim = y_TSZ.shape(2);
   require(weights_TS.shape(0) == tokens && weights_TS.shape(1) == ranks && out_TZ.size() == tokens * dim,
@@ -321,7 +331,7 @@ uint32_t checksum(const Bytes& data) {
 
 NB_MODULE(_native, m) {
   using namespace twoends;
-  m.attr("INTERFACE") = 3;
+  m.attr("INTERFACE") = 5;
   // Kernels live as long as the process: what still holds them at its end is no leak.
   nb::set_leak_warnings(false);
   m.attr("BUILT_BY") = TWOENDS_BUILT_BY;
@@ -339,7 +349,7 @@ NB_MODULE(_native, m) {
       .def("matmul", &matmul, value, array, optional_array, value, value,
            array, array, value)
       .def("products", &products, array, value)
-      .def("experts", &experts, value, array, array, optional_value, optional_value, array)
+      .def("experts", &experts, value, array, array, optional_value, optional_value, value, array)
       .def("kda_mix", &kda_mix, array, array, array, array, array, array, array, array, array, array, array, array,
            optional_value, value, array, array, array, array, array, array, array, array, array)
       .def("rms_norm", &rms_norm, array, array, value, array)
@@ -376,6 +386,7 @@ NB_MODULE(_native, m) {
              glu(k, linear ? Glu::situ_linear : Glu::situ, gate, up, beta, linear.value_or(1.0), out);
            },
            array, array, value, optional_value, array)
+      .def("mxfp8", &mxfp8, array, array)
       .def("combine", &combine, array, array, array)
       .def("fma", &fma_each, array, array, array, array)
       .def("read", &read_all, array);

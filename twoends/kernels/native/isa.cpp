@@ -22,8 +22,9 @@ void products_pieces(ProductsJob& job, size_t begin, size_t end, size_t worker) 
   }
 }
 
-void unpack_pieces(UnpackJob& job, size_t begin, size_t end, size_t) {
-  unpack_rows(*job.block, begin, end, job.out + begin * job.block->cols * 2);
+void unpack_pieces(UnpackJob& job, size_t begin, size_t end, size_t worker) {
+  uint8_t* lists = job.lists + worker * job.block->lists_bytes(1);
+  unpack_rows(*job.block, begin, end, lists, job.out + begin * job.block->cols * 2);
 }
 
 void read_pieces(ReadJob& job, size_t begin, size_t end, size_t worker) {
@@ -66,6 +67,7 @@ Table table() {
   t.unary = unary;
   t.glu = glu;
   t.glu_rows = glu_rows;
+  t.mxfp8 = mxfp8;
   t.fma = fma_each;
   t.combine = combine;
   t.read = read_pieces;

@@ -18,6 +18,7 @@ struct Weights {
   const uint8_t* scale;  // mxfp4 only
   size_t rows, cols;
   const PackedBlock* packed = nullptr;  // packed only
+  const PackedBlock* scales = nullptr;  // mxfp4 only, where its scales are packed; `scale` is then null
 };
 
 // Piece: one row of the matrix. `x_split` holds num_x inputs, each as groups of 16 even then 16 odd elements.
@@ -27,8 +28,8 @@ struct MatmulJob {
   size_t num_x;
   float* out;  // out[t * out_stride + row]
   size_t out_stride;
-  uint8_t* unpacked = nullptr;  // packed only: room for unpacked_rows rows per worker
-  size_t unpacked_rows = 0;
+  uint8_t* lists = nullptr;  // packed only: `room` bytes per worker, for lists, then unpacked_rows rows or the scales of a strip
+  size_t room = 0, unpacked_rows = 0;
 };
 
 // Piece: one row of the products taken together; job i has the rows first[i] .. first[i + 1] - 1, the last of
@@ -39,10 +40,13 @@ struct ProductsJob {
   size_t count;
 };
 
-// Piece: one row; out[row * cols] as bf16.
+// Packed rows that are multiplied at once, at most.
+constexpr size_t kPackedRows = 8;
+
+// Piece: one row; out[row * cols] as bf16. `lists` holds block->lists_bytes(1) per worker.
 struct UnpackJob {
   const PackedBlock* block;
-  uint8_t* out;
+  uint8_t *out, *lists;
 };
 
 // Piece: one row of `dim` elements.
@@ -142,6 +146,12 @@ struct GluRowsJob {
   GluJob glu;
   float* split;
   size_t dim, padded_dim;
+  bool to_mxfp8;
+};
+// Piece: one block of 32 elements.
+struct Mxfp8Job {
+  const float* x;
+  float* out;
 };
 struct FmaJob {
   const float *a, *b, *c;
@@ -184,6 +194,7 @@ struct Table {
   Kernel<UnaryJob> unary;
   Kernel<GluJob> glu;
   Kernel<GluRowsJob> glu_rows;
+  Kernel<Mxfp8Job> mxfp8;
   Kernel<FmaJob> fma;
   Kernel<CombineJob> combine;
   Kernel<ReadJob> read;

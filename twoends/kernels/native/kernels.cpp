@@ -64,7 +64,8 @@ void Kernels::mla_heads(MlaJob job) {
   Scratch unpacked;
   if (job.w.packed != nullptr) {
     unpacked = scratch_of(ceil_div(job.w.rows * job.w.cols, 2));
-    UnpackJob unpack = {job.w.packed, (uint8_t*)unpacked.get()};
+    const Scratch lists = scratch_of(pool_.threads() * job.w.packed->lists_bytes(1) / sizeof(float));
+    UnpackJob unpack = {job.w.packed, (uint8_t*)unpacked.get(), (uint8_t*)lists.get()};
     run(table_.unpack, unpack, job.w.rows, job.w.rows * job.w.cols);
     job.w = {Format::bf16, unpack.out, nullptr, job.w.rows, job.w.cols};
   }
@@ -102,6 +103,8 @@ void Kernels::unary(UnaryJob job) { run(table_.unary, job, vectors(job.size), el
 void Kernels::glu(GluJob job) { run(table_.glu, job, vectors(job.size), 2 * elementary(job.size)); }
 
 void Kernels::fma(FmaJob job) { run(table_.fma, job, vectors(job.size), job.size); }
+
+void Kernels::mxfp8(Mxfp8Job job, size_t size) { run(table_.mxfp8, job, size / 32, 16 * size); }
 
 void Kernels::combine(CombineJob job, size_t num_tokens) {
   run(table_.combine, job, num_tokens, num_tokens * job.num_ranks * job.dim);

@@ -37,6 +37,7 @@ struct ExpertsJob {
   float* out;
   size_t num_tokens, ranks, dim;
   GluJob glu;
+  bool to_mxfp8;  // whether the input of every product is rounded first
 };
 
 class Kernels {
@@ -50,7 +51,7 @@ class Kernels {
   void matmul(const Weights& w, const float* x, size_t num_x, float* out, size_t out_stride);
   void products(const std::vector<Product>& parts, const float* x, size_t num_x);
   // `job.glu` names the unit; the rest of it is set here.
-  void experts(const std::vector<Expert>& experts, const ExpertsJob& job);
+  void experts(const std::vector<Expert>& experts, ExpertsJob job);
   void rms_norm(NormJob job, size_t size);
   void l2_norm(NormJob job, size_t size);
   void gated_norm(NormJob job, size_t size);
@@ -65,6 +66,7 @@ class Kernels {
   void unary(UnaryJob job);
   void glu(GluJob job);
   void fma(FmaJob job);
+  void mxfp8(Mxfp8Job job, size_t size);
   void combine(CombineJob job, size_t num_tokens);
   uint64_t read(const uint8_t* data, size_t size);
 

@@ -152,45 +152,64 @@ struct PlainBf16 {
 
 constexpr size_t kChunkUnits = 8;
 
+// The last columns of R rows, from a border of a unit on: `words` [R] holds what remains of each.
+template <int R, int T>
+TWOENDS_INLINE void packed_rest(const uint8_t (*words)[kChunkUnits * kUnit * 2], size_t cols, const float* x,
+                                size_t x_stride, f32x16 (&acc)[R][T]) {
+  const uint8_t* w[R];
+  TWOENDS_UNROLL
+  for (int r = 0; r < R; ++r) w[r] = words[r];
+  for (size_t g = 0; g < cols / kGroup; ++g) {
+    plain_step<Bf16, R, T>(w, x + g * kGroup, x_stride, acc);
+    TWOENDS_UNROLL
+    for (int r = 0; r < R; ++r) w[r] += kGroup * Bf16::element_bytes;
+  }
+  if (cols % kGroup == 0) return;
+  for (int r = 0; r < R; ++r) {
+    const Tail<Bf16> tail(w[r], cols % kGroup);
+    f32x16 even, odd;
+    Bf16::pair(tail.bytes, even, odd);
+    for (int t = 0; t < T; ++t) {
+      const float* last = x + t * x_stride + cols / kGroup * kGroup;
+      acc[r][t] = fma(odd, load(last + kLanes), fma(even, load(last), acc[r][t]));
+    }
+  }
+}
+
 // Rows in packed form, kChunkUnits units of each at a time: what is decoded is multiplied from the first-level cache.
 template <int R, int T>
 inline void packed_block(const MatmulJob& job, size_t row, size_t step, size_t first_x) {
   const PackedBlock& block = *job.w.packed;
-  const size_t cols = block.cols, whole = cols / kGroup, x_stride = groups_of(cols) * kGroup;
+  const size_t cols = block.cols, x_stride = groups_of(cols) * kGroup;
   const float* x = job.x_split + first_x * x_stride;
-  const Decode decode = decoder(block.bits);
+  const Decoder decoder(block);
   alignas(64) uint8_t words[R][kChunkUnits * kUnit * 2];
-  const uint8_t* escapes[R];
+  const uint8_t* listed[R];
   f32x16 acc[R][T];
   TWOENDS_UNROLL
   for (int r = 0; r < R; ++r) {
-    escapes[r] = block.first_escape(row + r * step);
+    const size_t room = block.list_bytes();
+    listed[r] = decoder.list_of(row + r * step, job.lists + r * room, job.lists + R * room);
     TWOENDS_UNROLL
     for (int t = 0; t < T; ++t) acc[r][t] = zero();
   }
-  for (size_t unit = 0; unit < block.units; unit += kChunkUnits) {
+  size_t unit = 0;
+#if defined(TWOENDS_USE_AVX512)
+  if (has_vbmi()) {
+    unit = cols / kUnit;
+    const int bits = block.levels[0].bits;
+    (bits == 2   ? dot_vbmi<2, R, T>
+     : bits == 3 ? dot_vbmi<3, R, T>
+                 : dot_vbmi<4, R, T>)(block, row, step, unit, x, x_stride, listed, acc);
+  }
+#endif
+  for (; unit < block.units; unit += kChunkUnits) {
     const size_t end = smaller(unit + kChunkUnits, block.units);
     for (int r = 0; r < R; ++r) {
-      decode(block, row + r * step, unit, end, escapes[r], words[r]);
+      decoder.decode(row + r * step, unit, end, listed[r], words[r]);
+      fetch_units(block, (row + r * step) * block.units + unit, end - unit);
     }
-    const uint8_t* w[R];
-    TWOENDS_UNROLL
-    for (int r = 0; r < R; ++r) w[r] = words[r];
-    for (size_t g = unit * 2; g < smaller(end * 2, whole); ++g) {
-      plain_step<Bf16, R, T>(w, x + g * kGroup, x_stride, acc);
-      TWOENDS_UNROLL
-      for (int r = 0; r < R; ++r) w[r] += kGroup * Bf16::element_bytes;
-    }
-    if (end < block.units || cols % kGroup == 0) continue;
-    for (int r = 0; r < R; ++r) {
-      const Tail<Bf16> tail(w[r], cols % kGroup);
-      f32x16 even, odd;
-      Bf16::pair(tail.bytes, even, odd);
-      for (int t = 0; t < T; ++t) {
-        const float* last = x + t * x_stride + whole * kGroup;
-        acc[r][t] = fma(odd, load(last + kLanes), fma(even, load(last), acc[r][t]));
-      }
-    }
+    packed_rest<R, T>(words, smaller(end * kUnit, cols) - unit * kUnit, x + unit * kUnit, x_stride, acc);
   }
   for (int t = 0; t < T; ++t)
     for (int r = 0; r < R; ++r) job.out[(first_x + t) * job.out_stride + row + r * step] = reduce(acc[r][t]);
@@ -205,6 +224,7 @@ struct PackedBf16 {
   // Four rows of 512 columns were faster than eight, and than 1,024 columns: decoding hides the latency of fma.
   static constexpr int rows(int T) { return T == 1 ? 4 : PlainBf16::rows(T); }
 };
+static_assert(2 * PackedBf16::rows(1) <= kPackedRows && PackedBf16::rows(2) <= kPackedRows, "room for their lists");
 
 struct PlainF32 {
   template <int R, int T>
@@ -274,14 +294,30 @@ inline void matmul_rows(const MatmulJob& job, size_t begin, size_t end) {
 }
 
 // With more inputs than a block takes, a stripe of rows is decoded once, for all of them.
-inline void packed_rows(const MatmulJob& job, size_t begin, size_t end, size_t worker) {
+inline void packed_rows(MatmulJob job, size_t begin, size_t end, size_t worker) {
+  job.lists += worker * job.room;
   if (job.num_x <= (size_t)PackedBf16::inputs) return matmul_rows<PackedBf16>(job, begin, end);
-  uint8_t* words = job.unpacked + worker * job.unpacked_rows * job.w.cols * 2;
+  uint8_t* words = job.lists + job.w.packed->lists_bytes(1);
   for (size_t first = begin; first < end; first += job.unpacked_rows) {
     const size_t last = smaller(first + job.unpacked_rows, end);
-    unpack_rows(*job.w.packed, first, last, words);
+    unpack_rows(*job.w.packed, first, last, job.lists, words);
     const Weights w = {Format::bf16, words, nullptr, last - first, job.w.cols};
     matmul_rows<PlainBf16>(MatmulJob{w, job.x_split, job.num_x, job.out + first, job.out_stride}, 0, last - first);
+  }
+}
+
+// MXFP4 rows whose scales are packed: a strip's are decoded, then its rows multiplied as if they had been plain.
+inline void packed_scale_rows(MatmulJob job, size_t begin, size_t end, size_t worker) {
+  const PackedBlock& block = *job.w.scales;
+  const size_t groups = job.w.cols / kGroup, strip = strip_rows(groups);
+  uint8_t *lists = job.lists + worker * job.room, *scale = lists + block.lists_bytes(1);
+  for (size_t first = begin; first < end;) {
+    const size_t row = first / strip, last = smaller((row + 1) * strip, end);
+    unpack_bytes(block, row, lists, scale);
+    const Weights w = {Format::mxfp4, job.w.data + first * groups * kLanes, scale + (first - row * strip) * groups,
+                       last - first, job.w.cols};
+    matmul_rows<Packed>(MatmulJob{w, job.x_split, job.num_x, job.out + first, job.out_stride}, 0, last - first);
+    first = last;
   }
 }
 
@@ -289,7 +325,8 @@ inline void matmul(const MatmulJob& job, size_t begin, size_t end, size_t worker
   switch (job.w.format) {
     case Format::bf16: return matmul_rows<PlainBf16>(job, begin, end);
     case Format::f32: return matmul_rows<PlainF32>(job, begin, end);
-    case Format::mxfp4: return matmul_rows<Packed>(job, begin, end);
+    case Format::mxfp4:
+      return job.w.scales != nullptr ? packed_scale_rows(job, begin, end, worker) : matmul_rows<Packed>(job, begin, end);
     case Format::packed: return packed_rows(job, begin, end, worker);
   }
 }

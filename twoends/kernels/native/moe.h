@@ -2,6 +2,7 @@
 #pragma once
 #include "elementary.h"
 #include "lanes.h"
+#include "mxfp8.h"
 
 namespace twoends {
 namespace TWOENDS_ISA {
@@ -80,6 +81,7 @@ inline void glu_rows(GluRowsJob& job, size_t begin, size_t end, size_t worker) {
     GluJob one = job.glu;
     one.gate += row * job.dim, one.up += row * job.dim, one.out += row * job.dim, one.size = job.dim;
     glu(one, 0, (job.dim + kLanes - 1) / kLanes, worker);
+    for (size_t at = 0; job.to_mxfp8 && at < job.dim; at += kGroup) mxfp8_block(one.out + at, one.out + at);
     split_row(one.out, job.dim, job.split + row * job.padded_dim);
   }
 }

@@ -9,8 +9,15 @@ constexpr size_t kUnpackedBytes = 256 * 1024, kLeastUnpackedRows = 4, kMostUnpac
 // Runs of rows begin at multiples of this: the blocks of rows and inputs divide it.
 constexpr size_t kRowMultiple = 16;
 
-size_t unpacked_rows(const Weights& w) {
-  return larger(kLeastUnpackedRows, smaller(kMostUnpackedRows, kUnpackedBytes / (w.cols * 2)));
+// Bytes that a worker needs beside a product of packed rows: lists that are expanded, and rows for many inputs.
+size_t packed_room(MatmulJob& job) {
+  const Weights& w = job.w;
+  if (w.scales != nullptr) return w.scales->lists_bytes(1) + w.scales->units * kUnit;
+  if (w.packed == nullptr) return 0;
+  // No instruction set multiplies fewer than two inputs at once; more may need whole rows decoded.
+  if (job.num_x > 2)
+    job.unpacked_rows = larger(kLeastUnpackedRows, smaller(kMostUnpackedRows, kUnpackedBytes / (w.cols * 2)));
+  return w.packed->lists_bytes(kPackedRows) + job.unpacked_rows * w.cols * 2;
 }
 
 }  // namespace
@@ -33,23 +40,25 @@ void Kernels::products(const std::vector<Product>& parts, const float* x, size_t
 
 void Kernels::run_products(std::vector<MatmulJob>& jobs) {
   std::vector<size_t> first(jobs.size() + 1);
-  size_t work = 0, unpacked = 0;
+  size_t work = 0, room = 0;
   for (size_t i = 0; i < jobs.size(); ++i) {
     MatmulJob& job = jobs[i];
     first[i + 1] = first[i] + ceil_div(job.w.rows, kRowMultiple) * kRowMultiple;
     work += job.w.rows * job.w.cols * job.num_x;
-    // No instruction set multiplies fewer than two inputs at once; more may need whole rows decoded.
-    if (job.w.packed == nullptr || job.num_x <= 2) continue;
-    job.unpacked_rows = unpacked_rows(job.w);
-    unpacked = larger(unpacked, ceil_div(job.unpacked_rows * job.w.cols * 2, sizeof(float)));
+    room = larger(room, ceil_div(packed_room(job), 64) * 64);
   }
-  const Scratch scratch = scratch_of(pool_.threads() * unpacked);
-  for (MatmulJob& job : jobs) job.unpacked = (uint8_t*)scratch.get();
+  const Scratch scratch = scratch_of(pool_.threads() * room / sizeof(float));
+  for (MatmulJob& job : jobs) job.lists = (uint8_t*)scratch.get(), job.room = room;
   ProductsJob all = {jobs.data(), first.data(), jobs.size()};
   run(table_.products, all, first.back(), work, kRowMultiple);
 }
 
-void Kernels::experts(const std::vector<Expert>& experts, const ExpertsJob& job) {
+void Kernels::experts(const std::vector<Expert>& experts, ExpertsJob job) {
+  const Scratch rounded = scratch_of(job.to_mxfp8 ? job.num_tokens * job.dim : 0);
+  if (job.to_mxfp8) {
+    mxfp8({job.z, rounded.get()}, job.num_tokens * job.dim);
+    job.z = rounded.get();
+  }
   std::vector<Use> uses;
   size_t inputs = 0;
   for (const Expert& expert : experts) {
@@ -91,7 +100,7 @@ void Kernels::run_experts(const std::vector<Use>& uses, const ExpertsJob& job) {
     at += count;
   }
   run_products(in);
-  GluRowsJob glu = {job.glu, hidden, width, split_f};
+  GluRowsJob glu = {job.glu, hidden, width, split_f, job.to_mxfp8};
   glu.glu.gate = gate, glu.glu.up = up, glu.glu.out = gate;
   run(table_.glu_rows, glu, inputs, 2 * elementary(inputs * width));
   run_products(out);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twoends.kernels.composed import composed
 from twoends.kernels.ops import Ops
-from twoends.kernels.reference import attnres, elementary, kda, matmul, mla, moe, norm
+from twoends.kernels.reference import attnres, elementary, kda, matmul, mla, moe, mxfp8, norm
 
 
 def reference_ops() -> Ops:
@@ -25,5 +25,6 @@ def reference_ops() -> Ops:
         route=moe.route,
         situ_glu=moe.situ_glu,
         silu_glu=moe.silu_glu,
+        mxfp8=mxfp8.mxfp8,
         combine=moe.combine,
     )

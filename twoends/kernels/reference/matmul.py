@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from twoends.kernels.ops import F32, Matrix
 from twoends.kernels.pack_codec import unpack_rows
+from twoends.kernels.pack_scales import plain_scales
 from twoends.kernels.reference.fma import fma
 from twoends.kernels.reference.lanes import GROUP, LANES, decode, dot, padded_groups, reduce_lanes
 
@@ -21,6 +24,9 @@ def matmul(matrix: Matrix, x_TX: F32, *, out_TY: F32, first_row: int) -> None:
         words = unpack_rows(matrix.data, rows=matrix.rows, cols=matrix.cols)
         data = words.reshape(-1).view(np.uint8)
         matrix = Matrix(format="bf16", rows=matrix.rows, cols=matrix.cols, data=data)
+    if matrix.scale is not None:
+        scale = plain_scales(matrix.scale, rows=matrix.rows, groups=matrix.cols // GROUP)
+        matrix = dataclasses.replace(matrix, scale=scale.reshape(-1))
     product = _mxfp4_rows if matrix.format == "mxfp4" else _plain_rows
     for start in range(0, matrix.rows, _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, matrix.rows)
