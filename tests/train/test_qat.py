@@ -19,6 +19,7 @@ from tests.train.models import tiny_architecture  # noqa: E402
 from tests.train.test_export import RANKS  # noqa: E402
 from twoends.checkpoint import mxfp4  # noqa: E402
 from twoends.errors import OptionError  # noqa: E402
+from twoends.kernels.reference.mxfp8 import mxfp8  # noqa: E402
 from twoends.train.export import export_checkpoint, load_checkpoint  # noqa: E402
 from twoends.train.model import KimiK3  # noqa: E402
 from twoends.train.moe import ExpertBank  # noqa: E402
@@ -61,6 +62,12 @@ def test_exponents_are_the_scale_bytes_of_the_checkpoint_codec(seed: int) -> Non
 def test_mxfp8_is_torchs_float8_under_the_rceil_scale(seed: int) -> None:
     x = _numbers(seed)
     assert torch.equal(FakeQuantise(E4M3)(x), _mxfp8_by_cast(x))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_mxfp8_has_the_bits_of_the_engine(seed: int) -> None:
+    x = _numbers(seed)
+    assert np.array_equal(FakeQuantise(E4M3)(x).numpy().view(np.uint32), mxfp8(x.numpy()).view(np.uint32))
 
 
 def test_every_e4m3_value_is_kept_and_every_midpoint_goes_to_the_even_code() -> None:
