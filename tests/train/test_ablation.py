@@ -87,8 +87,8 @@ def test_the_command_trains_a_cell_and_leaves_a_finished_one_alone(tmp_path: Pat
 
     recipe = tmp_path / "tiny.toml"
     recipe.write_text((RECIPE % 2).replace('"Once upon a time"', ""))
-    words = [sys.executable, "-m", "twoends", "train", "--ablation", str(recipe), "--out", str(tmp_path / "t")]
-    words += ["--cells", "adamw,qat", "--jobs", "2", "--json"]
+    words = [sys.executable, "-m", "twoends", "train", "--ablation", str(recipe)]
+    words += ["--out", str(tmp_path / "t"), "--cells", "adamw,qat", "--jobs", "2", "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=250, check=False)
     found = json.loads(done.stdout)
