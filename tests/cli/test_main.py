@@ -167,10 +167,10 @@ def test_help_loads_neither_numpy_nor_torch():
 SURFACE = {
     "run": "MODEL PROMPT --ids -n --ram --threads --chunk --draft --draft-from --draft-model "
     "--context --look-ahead --policy --temperature --top-p --top-k --seed --stop --save "
-    "--load --trace --save-profile --profile --latent-eps --source --kernels --no-direct "
-    "--json",
-    "batch": "MODEL INPUT OUTPUT --ram --sequences --threads --chunk --context --policy --trace --latent-eps "
+    "--load --trace --save-profile --profile --expert-activations --latent-eps "
     "--source --kernels --no-direct --json",
+    "batch": "MODEL INPUT OUTPUT --ram --sequences --threads --chunk --context --policy --trace "
+    "--expert-activations --latent-eps --source --kernels --no-direct --json",
     "plan": "MODEL --ram --context --sequences --chunk --draft --look-ahead --profile --threads "
     "--kernels --latent-eps --source --json",
     "inspect": "MODEL --config --sizes --layer --verify --source --json",

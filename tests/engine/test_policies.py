@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.plain_caches import belady_hits, lru_hits
-from twoends.engine.policies import make_policy
+from twoends.engine.policies import make_policy, transit_slots
 
 NUM_LAYERS, NUM_EXPERTS, FIRST_LAYER = 3, 9, 1
 PROPERTY = settings(max_examples=40, deadline=None)
@@ -200,3 +200,35 @@ def test_a_share_never_exceeds_the_experts_of_a_layer_and_the_rest_is_in_transit
 def test_a_model_without_experts_needs_no_slot(name):
     policy = make_policy(name, 0, first_layer=2, num_layers=0, num_experts=0)
     assert policy.name == name
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "choice", "transit"),
+    [
+        (1, 8, 1),
+        (4, 8, 2),
+        (16, 12, 8),
+        (24, 12, 12),
+        (25, 12, 2),
+        (103, 8, 4),
+        (368, 16, 8),
+        (9000, 16, 8),
+        (52, 0, 2),
+    ],
+)
+def test_few_slots_let_half_pass_and_many_a_small_share(num_slots, choice, transit):
+    assert transit_slots(num_slots, choice) == transit
+
+
+def test_the_misses_of_one_choice_can_be_read_side_by_side():
+    """With slots for hardly more than one choice, none of its reads has to wait for another's end."""
+    policy = make_policy("decayed", 16, first_layer=0, num_layers=2, num_experts=64, choice=8)
+    for token in range(6):
+        for layer in (0, 1):
+            ids = [8 * (token % 3) + i for i in range(8)]
+            policy.observe(layer, np.array([ids], np.int32))
+            busy: set[int] = set()
+            for expert in ids:
+                slot = policy.place((layer, expert), busy.__contains__)
+                assert slot is not None
+                busy.add(slot)

@@ -115,6 +115,14 @@ def test_another_latent_epsilon_is_another_model(saved_file):
     assert ("field", "latent_eps") in caught.value.evidence
 
 
+def test_other_expert_activations_are_another_model(saved_file):
+    path, checkpoint, _ = saved_file
+    other = Checkpoint.open(checkpoint.directory, expert_activations="mxfp8")
+    with pytest.raises(SessionError, match="not made by this model") as caught:
+        read_session(path, checkpoint=other)
+    assert ("field", "expert_activations") in [row[:2] for row in caught.value.evidence]
+
+
 def within(field: bytes, plus: int):
     """The place of a byte of the header, counted from the end of a field's name."""
     return lambda data: data.index(field) + len(field) + plus

@@ -109,6 +109,7 @@ def _replay_engine(trace: RoutingTrace, num_slots: int, layers: range, num_exper
             first_layer=layers[0],
             num_layers=len(layers),
             num_experts=num_experts,
+            choice=trace.steps[0].ids_TS.shape[1],
             ranked=trace.ranked,
         )
     )

@@ -68,6 +68,8 @@ class ModelConfig:
     eps: float
     # of the norms of q_a and kv_a only; not in the file, see with_latent_eps
     latent_eps: float = _LATENT_EPS
+    # what the routed experts' products take in; not in the file, see with_expert_activations
+    expert_activations: Literal["f32", "mxfp8"] = "f32"
     mla_layers: tuple[int, ...]
     bos_id: int | None
     eos_id: int | None
@@ -76,8 +78,12 @@ class ModelConfig:
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        names = [f.name for f in dataclasses.fields(self) if f.name not in _NOT_ARCHITECTURE]
-        text = json.dumps({name: getattr(self, name) for name in names}, sort_keys=True)
+        told = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_ARCHITECTURE
+        }
+        if self.expert_activations == "f32":
+            del told["expert_activations"]  # as released, and as it was before there was a choice
+        text = json.dumps(told, sort_keys=True)
         digest = hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
         object.__setattr__(self, "digest", digest)
 
@@ -86,6 +92,10 @@ class ModelConfig:
         if not 0 < latent_eps < 1:
             raise ConfigError(f"The latent epsilon {latent_eps!r} is not between 0 and 1.")
         return dataclasses.replace(self, latent_eps=latent_eps)
+
+    def with_expert_activations(self, activations: Literal["f32", "mxfp8"]) -> ModelConfig:
+        """The same model with the inputs of its routed experts as they are, or rounded to MXFP8."""
+        return dataclasses.replace(self, expert_activations=activations)
 
     def is_mla(self, layer: int) -> bool:
         """Whether this layer's attention is MLA; KDA otherwise."""

@@ -6,7 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from twoends.cli.command import JSON, Argument, Command, Option, Values
-from twoends.cli.options import CHUNK, CONTEXT, KERNELS, LATENT_EPS, RAM, SEQUENCES, SOURCE, THREADS
+from twoends.cli.options import (
+    CHUNK,
+    CONTEXT,
+    EXPERT_ACTIVATIONS,
+    KERNELS,
+    LATENT_EPS,
+    RAM,
+    SEQUENCES,
+    SOURCE,
+    THREADS,
+)
 from twoends.cli.screen import Screen
 
 
@@ -41,6 +51,7 @@ def command() -> Command:
                 help="which expert gives way: decayed frequency (default) or least recently used",
             ),
             Option(flag="--trace", value="FILE", convert=Path, help="write each read, hit and wait to FILE"),
+            EXPERT_ACTIVATIONS,
             LATENT_EPS,
             SOURCE,
             KERNELS,

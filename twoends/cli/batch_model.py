@@ -49,7 +49,12 @@ def batch(values: Values, screen: Screen) -> None:
     began = time.perf_counter()
     source = BatchInput(Path(values.input))
     directory = shipped_model() if values.model is None else Path(values.model)
-    checkpoint = Checkpoint.open(directory, latent_eps=values.latent_eps, source=values.source)
+    checkpoint = Checkpoint.open(
+        directory,
+        latent_eps=values.latent_eps,
+        expert_activations=values.expert_activations,
+        source=values.source,
+    )
     tokenizer = load.open_tokenizer(checkpoint, needed=False)
     choice = load.choose_kernels(values)
     output = Path(values.output)

@@ -75,6 +75,12 @@ LATENT_EPS = Option(
     convert=real_number,
     help="epsilon of the norms inside MLA, where another engine's is to be matched (1e-6)",
 )
+EXPERT_ACTIVATIONS = Option(
+    flag="--expert-activations",
+    choices=("f32", "mxfp8"),
+    default="f32",
+    help="inputs of MXFP4 experts as they are, or rounded to MXFP8 as in K3's fine-tuning (f32)",
+)
 KERNELS = Option(
     flag="--kernels",
     choices=("native", "reference"),

@@ -107,7 +107,12 @@ def prepare(values: Values) -> Job:
     directory, prompt = load.model_and_prompt(values.model, values.prompt, no_prompt=values.ids is not None)
     if prompt is not None and values.ids is not None:
         raise OptionError("a prompt and --ids both say what to continue; give one of them.")
-    checkpoint = Checkpoint.open(directory, latent_eps=values.latent_eps, source=values.source)
+    checkpoint = Checkpoint.open(
+        directory,
+        latent_eps=values.latent_eps,
+        expert_activations=values.expert_activations,
+        source=values.source,
+    )
     tokenizer = load.open_tokenizer(checkpoint, needed=prompt is not None or bool(values.stop))
     saved = None if values.load is None else read_session(values.load, checkpoint=checkpoint)
     ids = [*([] if saved is None else saved.ids), *_prompt_ids(values.ids, prompt, tokenizer)]

@@ -28,7 +28,7 @@ from twoends.engine.store import WeightStore
 from twoends.engine.trace import Counters, Trace
 from twoends.engine.window import GUESSING, Window
 from twoends.errors import DoesNotFit, OptionError
-from twoends.kernels.ops import F32, I32, Ops
+from twoends.kernels.ops import F32, I32, Activations, Ops
 from twoends.model.rows import SequenceRows
 from twoends.model.state import SequenceState
 from twoends.model.tentative import Tentative
@@ -48,23 +48,35 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, directory: Path, *, latent_eps: float | None = None, source: Path | None = None
+        cls,
+        directory: Path,
+        *,
+        latent_eps: float | None = None,
+        expert_activations: Activations = "f32",
+        source: Path | None = None,
     ) -> Checkpoint:
         """A checkpoint or a pack of one; `source` says where the checkpoint of a pack is now.
 
-        Raises ConfigError and CheckpointError for anything that is not as it should be.
+        Raises ConfigError and CheckpointError for anything that is not as it should be, OptionError
+        for MXFP8 activations where the experts are not MXFP4: nobody trains such a pair.
         """
         released = config = read_config(directory)
         if latent_eps is not None:
             config = config.with_latent_eps(latent_eps)
+        config = config.with_expert_activations(expert_activations)
         if is_pack(directory):
-            other = None if latent_eps is None else config
+            other = None if config == released else config
             index = open_pack(directory, released, source=source, run_config=other)
         elif source is None:
             index = CheckpointIndex.open(directory, config)
         else:
             raise OptionError(
                 f"{directory} is no pack, so it has no source.", remedies=["Leave --source out."]
+            )
+        if expert_activations == "mxfp8" and index.expert_format != "mxfp4":
+            raise OptionError(
+                f"MXFP8 activations go with MXFP4 experts; {directory.name} has {index.expert_format}.",
+                remedies=["Leave --expert-activations out."],
             )
         return cls(directory=directory, config=config, index=index)
 
@@ -279,6 +291,7 @@ def _policy(name: str, plan: Plan, config: ModelConfig, profile: ExpertProfile |
         first_layer=config.num_dense_layers,
         num_layers=len(config.moe_layers),
         num_experts=config.num_experts,
+        choice=config.experts_per_token,
     )
     if profile is not None:
         assert isinstance(policy, Decayed), "only decayed counts can begin with a profile"

@@ -30,7 +30,9 @@ _ODDS = np.float32(0.11)
 _FIRST_RANK_GAIN = 7.5
 _LAST_RANK_GAIN = 1.5
 _CYCLE_WEIGHT = np.float32(2.0)
-_TRANSIT_SLOTS = 2
+# Experts that are not worth keeping pass through these. Too few, and reads wait for one another; so of many
+# slots a small share, and half of so few that hardly anything is kept long enough.
+_LEAST_TRANSIT, _MOST_TRANSIT, _TRANSIT_SHARE, _CHOICES_TO_KEEP = 2, 8, 24, 2
 # More than one token needs of them, as a rule; to sort all slots would cost more than to find these.
 _FEW_LOSERS = 64
 
@@ -92,9 +94,19 @@ class Decayed:
     name = "decayed"
 
     def __init__(
-        self, num_slots: int, *, first_layer: int, num_layers: int, num_experts: int, ranked: bool = True
+        self,
+        num_slots: int,
+        *,
+        first_layer: int,
+        num_layers: int,
+        num_experts: int,
+        choice: int = 0,
+        ranked: bool = True,
     ) -> None:
-        """`ranked` False: ids come in no order, and all of a token's gain alike."""
+        """`choice` experts are chosen a token and layer (0: not known).
+
+        `ranked` False: ids come in no order, and all of a token's gain alike.
+        """
         self._first_layer = first_layer
         self._first_gain = _FIRST_RANK_GAIN if ranked else _LAST_RANK_GAIN
         # np.full touches its pages now; np.zeros would let memory grow later.
@@ -107,7 +119,7 @@ class Decayed:
         ahead_L = np.arange(num_layers, dtype=np.float32) / max(num_layers, 1)
         self._nearness_L = 1 / (_CYCLE_WEIGHT + ahead_L)
         all_fit = num_slots >= num_layers * num_experts
-        self._num_transit = 0 if all_fit else min(num_slots, _TRANSIT_SLOTS)
+        self._num_transit = 0 if all_fit else transit_slots(num_slots, choice)
         self._transit = Lru(self._num_transit)
         self._free = list(range(num_slots - 1, self._num_transit - 1, -1))
         # Which expert, layer * num_experts + expert, a kept slot holds; transit slots stay at -1.
@@ -196,6 +208,13 @@ class Decayed:
             yield from zip(value_K[sorted_K].tolist(), (sorted_K + self._num_transit).tolist(), strict=True)
 
 
+def transit_slots(num_slots: int, choice: int) -> int:
+    """How many of the slots keep nothing, where a token chooses `choice` experts a layer."""
+    if num_slots <= _CHOICES_TO_KEEP * choice:
+        return min(num_slots, max(_LEAST_TRANSIT, num_slots // 2))
+    return min(num_slots, max(_LEAST_TRANSIT, min(num_slots // _TRANSIT_SHARE, _MOST_TRANSIT)))
+
+
 def make_policy(
     name: str,
     num_slots: int,
@@ -203,6 +222,7 @@ def make_policy(
     first_layer: int,
     num_layers: int,
     num_experts: int,
+    choice: int = 0,
     ranked: bool = True,
 ) -> Policy:
     """The policy of that name: `decayed` or `lru`."""
@@ -214,5 +234,6 @@ def make_policy(
         first_layer=first_layer,
         num_layers=num_layers,
         num_experts=num_experts,
+        choice=choice,
         ranked=ranked,
     )

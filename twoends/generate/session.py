@@ -126,6 +126,7 @@ def _identity(checkpoint: Checkpoint) -> dict[str, Any]:
         "version": 1,
         # Before the fingerprint, which it is a part of: so that a refusal names what differs.
         "latent_eps": checkpoint.config.latent_eps,
+        "expert_activations": checkpoint.config.expert_activations,
         "fingerprint": checkpoint.index.fingerprint,
     }
 

@@ -35,7 +35,9 @@ def mixture(weights: Weights, experts: Experts, x_TD: F32, config: ModelConfig, 
     # By rank, and kept apart: experts arrive in any order and the sum has one.
     y_TSZ = np.empty((*ids_TS.shape, z_TZ.shape[1]), z_TZ.dtype)
     for group in experts.arrivals():
-        ops.expert_mlps(group, z_TZ, ids_TS, _glu(config), out_TSZ=y_TSZ)
+        ops.expert_mlps(
+            group, z_TZ, ids_TS, _glu(config), activations=config.expert_activations, out_TSZ=y_TSZ
+        )
     routed_TD = ops.combine(y_TSZ, weights_TS)
     if config.latent_width is not None:
         # The norm is of the sum, not of each expert (specification 7.3).
