@@ -177,9 +177,11 @@ SURFACE = {
     "doctor": "--disk --threads --kernels --json",
     "tiny": "DIR --preset --family --seed --layers --sparse --json",
     "pack": "MODEL OUT --code --experts --stripe --json",
-    "bench": "WHAT OBJECT --threads --isa --capacities --order --model --save-profile --rungs "
+    "bench": "WHAT OBJECT --threads --isa --capacities --order --also --model --save-profile --rungs "
     "--repeat -n --ids --cap --out --plot --json",
-    "train": "RECIPE --preset --out --data --shakespeare --resume --steps --minutes --threads --json",
+    "train": "RECIPE --preset --out --data --shakespeare --resume --steps --minutes --ablation --cells "
+    "--jobs --threads --json",
+    "eval": "MODEL --text --ram --threads --context --chunk --trace --source --kernels --json",
 }
 
 

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from twoends.train.architecture import Architecture
+from twoends.train.loop import Text
 from twoends.train.model import KimiK3
+from twoends.train.recipe import DataRecipe, Recipe, TokenizerRecipe, TrainRecipe
 
 # Tiny products gain nothing from a second thread, and waiting for it costs.
 torch.set_num_threads(1)
@@ -73,3 +75,30 @@ def golden_model(arch: Architecture) -> KimiK3:
         if hasattr(module, "quantise"):
             module.quantise = torch.nn.Identity()
     return model.eval()
+
+
+def tiny_recipe(**changes: Any) -> Recipe:
+    """A run of seconds on `tiny_architecture`; `changes` are keys of [train]."""
+    settings: dict[str, Any] = {
+        "seed": 7, "steps": 6, "batch_rows": 2, "micro_rows": 2, "row_tokens": 24,
+        "optimiser": "per-head-muon", "learning_rate": 3e-3, "final_learning_rate": 1e-4, "warmup_share": 0.3,
+        "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "momentum": 0.95, "qk_clip": 100.0,
+        "clip_norm": 1.0,
+        "balance": "quantile", "router_bias_keep": 0.5, "sign_rate": 1e-3, "auxiliary_weight": 0.01,
+        "expert_weights": "mxfp4", "expert_activations": "none", "pack_documents": True, "recompute": False,
+        "mtp": False, "matmul_dtype": "float32", "compile": False, "snapshot_minutes": 60.0,
+        "prompts": ("Once upon a time",),
+    }  # fmt: skip
+    return Recipe(
+        model=tiny_architecture(),
+        tokenizer=TokenizerRecipe(num_ranks=344, sample_characters=1, file=""),
+        data=DataRecipe(stories=1, echoes=1, tasks=1, characters=1, shares={}),
+        train=TrainRecipe(**(settings | changes)),
+    )
+
+
+def noise(*, rows: int = 9, tokens: int = 24) -> Text:
+    """Rows without meaning in which an [EOS] (345) now and then ends a document."""
+    ids = np.random.default_rng(0).integers(0, 346, (rows, tokens + 1)).astype(np.uint16)
+    ids[:, tokens // 2] = 345
+    return Text(rows=ids, heldout={"noise": ids[:3]}, bytes_of_id=(np.arange(600) < 344).astype(np.int64))

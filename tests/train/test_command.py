@@ -44,6 +44,7 @@ rms_norm_eps = 1e-5
 [tokenizer]
 num_ranks = 400
 sample_characters = 40000
+file = ""
 [data]
 stories = 120
 echoes = 1
@@ -56,18 +57,31 @@ tasks = 0.2
 seed = 1
 steps = %d
 batch_rows = 2
+micro_rows = 2
 row_tokens = 48
+optimiser = "per-head-muon"
 learning_rate = 3e-3
 final_learning_rate = 1e-4
-warmup_steps = 2
+warmup_share = 0.01
 weight_decay = 0.1
 beta1 = 0.9
 beta2 = 0.95
+momentum = 0.95
+qk_clip = 100.0
 clip_norm = 1.0
+balance = "quantile"
 router_bias_keep = 0.5
+sign_rate = 1e-3
+auxiliary_weight = 0.01
+expert_weights = "mxfp4"
+expert_activations = "none"
+pack_documents = true
+recompute = false
+mtp = false
 matmul_dtype = "float32"
 compile = false
 snapshot_minutes = 60.0
+prompts = ["Once upon a time"]
 """
 PROGRAM = "from twoends.cli.main import main; raise SystemExit(main())"
 
@@ -95,6 +109,14 @@ def test_a_recipe_becomes_a_checkpoint_that_the_checkpoint_reader_accepts(tmp_pa
     found = json.loads(done.stdout)
     assert (found["steps"], found["tokens"], found["complete"]) == (3, 288, True)
     assert read_config(out / "checkpoint").vocab_size == 656
+    assert found["heldout_bits_per_byte"] == found["heldout_bits_per_byte_as_stored"]
+    report = (out / "report.html").read_text()
+    assert all(words in report for words in ("GFLOP/s", "Once upon a time", "max violation"))
+    assert report.count("<svg") >= 5
+    assert "http" not in report.replace("http://www.w3.org/2000/svg", "")
+    assert len(list((out / "events").iterdir())) == 1
+    (sample,) = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert (sample["step"], sample["samples"][0]["prompt"]) == (3, "Once upon a time")
 
 
 def test_ctrl_c_keeps_a_snapshot_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -111,7 +133,7 @@ def test_ctrl_c_keeps_a_snapshot_and_says_how_to_go_on(tmp_path: Path) -> None:
     stdout, stderr = running.communicate(timeout=60)
     assert running.returncode == 0, stderr
     assert f"twoends train {recipe} --out {out} --resume" in stdout
-    assert (out / "snapshot.pt").is_file()
+    assert list(out.glob("snapshots/step-*/whole.json"))
     assert not (out / "checkpoint").exists()
 
 
@@ -129,6 +151,8 @@ def test_a_finished_part_is_not_trained_over_by_mistake(tmp_path: Path) -> None:
         (["--preset", "nano"], "needs --out"),
         (["--preset", "nano", "--out", "x", "--minutes", "0"], "--minutes is 0"),
         (["none.toml", "--out", "x"], "no recipe at none.toml"),
+        (["--ablation", "--out", "x", "--resume"], "leave --resume out"),
+        (["--preset", "nano", "--out", "x", "--cells", "muon"], "belongs to --ablation"),
         (["none.toml", "--preset", "nano", "--out", "x"], "give one of them"),
         (["--out", "x", "--stepps", "4"], "nearest known name"),
     ],

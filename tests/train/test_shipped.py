@@ -11,10 +11,9 @@ torch = pytest.importorskip("torch", reason="the training half needs torch (pip 
 
 import twoends  # noqa: E402
 from twoends.checkpoint.config import read_config  # noqa: E402
-from twoends.train.bpe import encoding, read_rank_file, tokenizer_files  # noqa: E402
-from twoends.train.export import load_checkpoint, model_config  # noqa: E402
+from twoends.train.bpe import read_rank_file, tokenizer_files  # noqa: E402
+from twoends.train.export import model_config  # noqa: E402
 from twoends.train.recipe import preset  # noqa: E402
-from twoends.train.sample import sample  # noqa: E402
 from twoends.train.stories import document, load_story_book  # noqa: E402
 
 # One row at a time gains nothing from a second thread; on a busy machine waiting for it takes minutes.
@@ -44,9 +43,10 @@ def test_its_tokenizer_files_are_those_of_its_ranks() -> None:
 
 
 def test_it_goes_on_with_a_story_in_words_that_stories_are_made_of() -> None:
-    encoder = encoding(read_rank_file(SHIPPED / "tiktoken.model"))
-    model, book = load_checkpoint(SHIPPED), load_story_book()
-    text = sample(model, "Once upon a time", encoder=encoder, num_new=60, temperature=0.5, seed=1)
+    book = load_story_book()
+    with twoends.open_model(SHIPPED, threads=1, context=128) as model:
+        sampling = twoends.Sampling(temperature=0.5, seed=1)
+        text = model.generate("Once upon a time", num_new=60, sampling=sampling).text
     known = set(re.findall(r"\w+", " ".join(document(1, i, kind="stories", book=book) for i in range(2000))))
     words = re.findall(r"\w+", text)[:-1]
     # One word in twenty may be new; a model that babbles invents one in three.

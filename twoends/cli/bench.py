@@ -30,18 +30,23 @@ def command() -> Command:
         about=(
             "'bench kernels' checks every operation's bits, then prints its rate and the share of the "
             "measured memory bandwidth. 'bench replay TRACE' asks every cache policy for the experts of a "
-            "trace (run --trace) at several capacities. 'bench ladder MODEL' runs a model at several budgets "
-            "whose limits the system enforces, and compares the ids; 'bench predict MODEL' first says how "
-            "long a token will take on each, from doctor's figures. Exit 4 where a bit or an id differs."
+            "trace (run --trace) at several capacities; 'bench router TRACE' tells how even the load of "
+            "experts is and how often a token's are the last one's. 'bench ladder MODEL' runs a model at "
+            "several budgets whose limits the system enforces, and compares the ids; 'bench predict MODEL' "
+            "first says how long a token will take on each, from doctor's figures. Exit 4 where a bit or an "
+            "id differs."
         ),
         arguments=(
-            Argument(name="WHAT", help="kernels, replay, ladder or predict", required=True),
-            Argument(name="OBJECT", help="replay: a trace; ladder, predict: a checkpoint's directory"),
+            Argument(name="WHAT", help="kernels, replay, router, ladder or predict", required=True),
+            Argument(
+                name="OBJECT", help="replay, router: a trace; ladder, predict: a checkpoint's directory"
+            ),
         ),
         options=_options(),
         examples=(
             "twoends bench kernels --threads 1",
             "twoends bench replay trace.jsonl --capacities 1/4,1,2",
+            "twoends bench router even.jsonl --also skewed.jsonl",
             "twoends bench ladder /data/mini --rungs 200MB,400MB,800MB",
         ),
         act=_act,
@@ -73,8 +78,9 @@ def _replay_options() -> tuple[Option, ...]:
             flag="--order",
             choices=("decode", "file"),
             default="decode",
-            help="replay: of a trace of growing prompts, only what is new (default), or all",
+            help="replay, router: of a trace of growing prompts, only what is new (default), or all",
         ),
+        Option(flag="--also", value="TRACE", convert=Path, many=True, help="router: another trace beside it"),
         Option(
             flag="--model",
             value="DIR",
@@ -159,6 +165,7 @@ def _subjects() -> dict[str, _Subject]:
             options=frozenset({"threads", "rungs", "repeat", "n", "ids", "cap"}),
             act=_predict,
         ),
+        "router": _Subject(needs="a trace", options=frozenset({"order", "also"}), act=_router),
         "ladder": _Subject(
             needs="a checkpoint's directory",
             options=frozenset({"threads", "rungs", "repeat", "n", "ids", "cap", "out", "plot"}),
@@ -177,6 +184,12 @@ def _replay(values: Values, screen: Screen) -> None:
     from twoends.cli.bench_replay import show_replay
 
     show_replay(values, screen)
+
+
+def _router(values: Values, screen: Screen) -> None:
+    from twoends.cli.bench_router import show_router
+
+    show_router(values, screen)
 
 
 def _ladder(values: Values, screen: Screen) -> None:

@@ -24,6 +24,7 @@ from twoends.errors import DoesNotFit, OptionError, TwoendsError
 COMMANDS = {
     "run": "write text with a model, within a memory budget",
     "batch": "answer a file of requests, each weight read once for all",
+    "eval": "measure how well a model foretells a text",
     "plan": "show how a budget would be used, before anything is read",
     "inspect": "check a checkpoint and list what is in it",
     "doctor": "check this machine: kernels, memory, disk",

@@ -28,6 +28,7 @@ from twoends.errors import CheckpointError
 from twoends.train.architecture import Architecture
 from twoends.train.bpe import tokenizer_files
 from twoends.train.model import KimiK3
+from twoends.train.moe import ExpertBank
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(w[123])\.(weight_packed|weight_scale)")
 _PREFIX = "language_model."
@@ -127,12 +128,11 @@ def architecture(config: ModelConfig) -> Architecture:
     )
 
 
-def _values(tensors: dict[str, Tensor], plan: TensorPlan) -> npt.NDArray[Any]:
+def _values(tensors: dict[str, Tensor], banks: dict[str, ExpertBank], plan: TensorPlan) -> npt.NDArray[Any]:
     """The bytes of one planned tensor, as an array of its storage type."""
     if match := _EXPERT.fullmatch(plan.name):
         bank, expert, matrix, what = match.groups()
-        stacked = tensors[f"{bank.removeprefix(_PREFIX)}.{matrix}"]
-        packed, scale = mxfp4.encode(stacked[int(expert)].detach().float().numpy())
+        packed, scale = banks[bank.removeprefix(_PREFIX)].stored_bytes(matrix, int(expert))
         return packed if what == "weight_packed" else scale
     tensor = tensors[plan.name.removeprefix(_PREFIX)].detach().float()
     if plan.name.endswith("A_log"):
@@ -154,9 +154,10 @@ def export_checkpoint(model: KimiK3, directory: Path, *, ranks: list[bytes]) -> 
     """Write `model` and its tokenizer as a directory that any reader of the release understands."""
     config = model_config(model.arch)
     tensors = _named_tensors(model)
+    banks = {name: module for name, module in model.named_modules() if isinstance(module, ExpertBank)}
 
     def source(plan: TensorPlan) -> Iterator[npt.NDArray[Any]]:
-        yield _values(tensors, plan)
+        yield _values(tensors, banks, plan)
 
     write_checkpoint(directory, list(checkpoint_plans(config, "mxfp4")), source)
     for name, text in tokenizer_files(ranks).items():
@@ -176,12 +177,14 @@ def load_checkpoint(directory: Path) -> KimiK3:
         for name, tensor in _named_tensors(model).items():
             if match := re.fullmatch(r"(.+\.experts)\.(w[123])", name):
                 bank, matrix = match.groups()
+                originals = model.get_submodule(bank).originals
                 for expert in range(tensor.shape[0]):
                     prefix = f"{_PREFIX}{bank}.{expert}.{matrix}"
                     packed, scale = (
                         stored[f"{prefix}.weight_{part}"].numpy() for part in ("packed", "scale")
                     )
                     tensor[expert] = torch.from_numpy(mxfp4.decode(packed, scale))
+                    originals[matrix, expert] = packed, scale
             else:
                 value = stored[_PREFIX + name].float()
                 tensor.copy_(value[: tensor.shape[0]] if name.endswith("A_log") else value)

@@ -5,17 +5,23 @@ The experts of a layer are stacked here (`experts.w1` [E, ...]); `export.py` tak
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from twoends.train.architecture import Architecture
 from twoends.train.attnres import DepthMix, DepthQuery
+from twoends.train.balance import known_balance
 from twoends.train.kda import KimiDeltaAttention
+from twoends.train.kda_choice import KdaChoice
 from twoends.train.layers import Projection, RMSNorm, SituMlp
 from twoends.train.mla import GatedLatentAttention
 from twoends.train.moe import ExpertBank, LatentMoe, Router
-from twoends.train.qat import FakeQuantise
+from twoends.train.mtp import MTP_WEIGHT, NextNextLayer, second_targets
+from twoends.train.qat import activation_quantiser, weight_quantiser
 
 
 class DecoderLayer(nn.Module):
@@ -39,23 +45,24 @@ class DecoderLayer(nn.Module):
         else:
             self.mlp = SituMlp(width, arch.intermediate_size, betas=betas)
 
-    def forward(self, prefix: Tensor, blocks: list[Tensor]) -> Tensor:
-        """The new running sum [B,T,D]; appends to `blocks` when this layer opens one.
+    def forward(self, prefix: Tensor, blocks: list[Tensor], documents_BT: Tensor | None = None) -> Tensor:
+        """The new running sum [B,T,D]. A layer that opens a block ends the one before it: `prefix`.
 
         The mixes are read by the sub-layers and never written back: the running sum stays the raw sum.
         """
         h = prefix
         if blocks:
             h = self.mix([*blocks, prefix], self.self_attention_res_norm, self.self_attention_res_proj)
-        mixed = self.self_attn(self.input_layernorm(h)).to(prefix.dtype)
+        mixed = self.self_attn(self.input_layernorm(h), documents_BT).to(prefix.dtype)
         if self.opens_block:
-            blocks.append(prefix)
-            prefix = mixed
+            blocks, prefix = [*blocks, prefix], mixed
         else:
             prefix = prefix + mixed
         h = self.mix([*blocks, prefix], self.mlp_res_norm, self.mlp_res_proj)
-        feed = self.block_sparse_moe if hasattr(self, "block_sparse_moe") else self.mlp
-        return prefix + feed(self.post_attention_layernorm(h))
+        h = self.post_attention_layernorm(h)
+        if hasattr(self, "block_sparse_moe"):
+            return prefix + self.block_sparse_moe(h, documents_BT)
+        return prefix + self.mlp(h)
 
 
 class Trunk(nn.Module):
@@ -69,23 +76,43 @@ class Trunk(nn.Module):
         self.output_attn_res_norm = RMSNorm(arch.hidden_size, eps=arch.rms_norm_eps)
         self.output_attn_res_proj = DepthQuery(arch.hidden_size)
         self.norm = RMSNorm(arch.hidden_size, eps=arch.rms_norm_eps)
+        self.recompute = False
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
+    def forward(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        return self.norm(self.hidden(ids_BT, documents_BT))
+
+    def hidden(self, ids_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
+        """Hidden states before the final norm [B,T,D]."""
         prefix = self.embed_tokens(ids_BT)
         blocks: list[Tensor] = []
         for layer in self.layers:
-            prefix = layer(prefix, blocks)
-        return self.norm(self.mix([*blocks, prefix], self.output_attn_res_norm, self.output_attn_res_proj))
+            opened = prefix
+            if self.recompute and self.training:
+                prefix = checkpoint(layer, prefix, blocks, documents_BT, use_reentrant=False)
+            else:
+                prefix = layer(prefix, blocks, documents_BT)
+            if layer.opens_block:
+                blocks = [*blocks, opened]
+        return self.mix([*blocks, prefix], self.output_attn_res_norm, self.output_attn_res_proj)
+
+
+class LossTerms(NamedTuple):
+    """Sums over the counted targets of a batch."""
+
+    text: Tensor  # cross-entropy in nats
+    extra: Tensor  # what training adds to it: auxiliary loss and multi-token prediction, weighed; else 0
 
 
 class KimiK3(nn.Module):
-    """The whole text model: ids [B,T] -> logits [B,T,W]."""
+    """The whole text model: ids [B,T] -> logits [B,T,W]. With `mtp` it trains one more layer (mtp.py)."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: Architecture, *, mtp: bool = False) -> None:
         super().__init__()
         self.arch = arch
+        self.auxiliary_weight = 0.01
         self.model = Trunk(arch)
         self.lm_head = Projection(arch.hidden_size, arch.vocab_size, gain=0.5)
+        self.mtp = NextNextLayer(arch) if mtp else None
 
     def initialise(self, seed: int) -> KimiK3:
         """Draw every parameter from one generator, in module order; returns self."""
@@ -105,23 +132,98 @@ class KimiK3(nn.Module):
         return self
 
     def compile_parts(self) -> KimiK3:
-        """Let TorchInductor fuse the elementwise work of every part whose shapes stay; returns self."""
-        fixed = (KimiDeltaAttention, GatedLatentAttention, SituMlp, DepthMix, FakeQuantise)
+        """Let TorchInductor fuse the elementwise work of every part; last of all settings. Returns self."""
+        fixed = (KimiDeltaAttention, GatedLatentAttention, SituMlp, DepthMix)
         for module in self.modules():
             if isinstance(module, fixed):
                 module.compile(dynamic=False)
             elif isinstance(module, ExpertBank):
+                module.quantise.compile(dynamic=False)
+                module.quantise_input.compile(dynamic=True)
                 module.activation.compile(dynamic=True)
+        return self
+
+    def quantise_experts(self, *, weights: str, activations: str) -> KimiK3:
+        """How experts are trained: weights "mxfp4" or "none", inputs of both products "mxfp8" or "none"."""
+        for module in self.modules():
+            if isinstance(module, ExpertBank):
+                module.quantise = weight_quantiser(weights)
+                module.quantise_input = activation_quantiser(activations)
+        return self
+
+    def use_kda(self, choice: KdaChoice) -> KimiK3:
+        """Run the gated delta rule of every KDA layer by `choice`."""
+        for module in self.modules():
+            if isinstance(module, KimiDeltaAttention):
+                module.kernel = choice.kernel
+        return self
+
+    def recompute_layers(self, recompute: bool) -> KimiK3:
+        """Whether a training pass keeps only the input of each layer and runs it again going back."""
+        self.model.recompute = recompute
+        return self
+
+    def balance_by(self, method: str, *, auxiliary_weight: float = 0.01) -> KimiK3:
+        """What the routers count, and the weight of the auxiliary loss if that is the method."""
+        for router in self.routers():
+            router.balance = known_balance(method)
+        self.auxiliary_weight = auxiliary_weight
         return self
 
     def routers(self) -> list[Router]:
         """The routers in layer order."""
         return [module for module in self.modules() if isinstance(module, Router)]
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        return self.lm_head(self.model(ids_BT))
+    def forward(
+        self, ids_BT: Tensor, documents_BT: Tensor | None = None, following_BT: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits [B,T,W]. `documents_BT` [B,T] separates documents of a row (packing.py); None: one each.
 
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int) -> Tensor:
-        """Mean cross-entropy in nats over targets that aren't `ignore`."""
-        logits = self(ids_BT).flatten(0, 1).float()
-        return F.cross_entropy(logits, targets_BT.flatten(), ignore_index=ignore)
+        With `following_BT`, the next token of each position, also those of the token after it (mtp.py).
+        """
+        if following_BT is None:
+            return self.lm_head(self.model(ids_BT, documents_BT))
+        if self.mtp is None:
+            raise RuntimeError("the model was made without its multi-token-prediction layer (mtp=True)")
+        hidden = self.model.hidden(ids_BT, documents_BT)
+        second = self.mtp(hidden, self.model.embed_tokens(following_BT), documents_BT)
+        return self.lm_head(self.model.norm(hidden)), self.lm_head(second)
+
+    def loss_terms(
+        self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None = None
+    ) -> LossTerms:
+        """Both sums of a batch; micro-batches of any sizes add up. Targets equal to `ignore` don't count."""
+        extra = torch.zeros((), device=ids_BT.device)
+        if self.training and self.mtp is not None:
+            following = torch.where(targets_BT == ignore, 0, targets_BT)
+            logits, second = self(ids_BT, documents_BT, following)
+            extra = extra + MTP_WEIGHT * _nats(
+                second, second_targets(targets_BT, documents_BT, ignore=ignore), ignore=ignore
+            )
+        else:
+            logits = self(ids_BT, documents_BT)
+        if self.training:
+            counted = (targets_BT != ignore).sum()
+            for auxiliary in (router.auxiliary for router in self.routers()):
+                if auxiliary is not None:
+                    extra = extra + self.auxiliary_weight * counted * auxiliary
+        return LossTerms(_nats(logits, targets_BT, ignore=ignore), extra)
+
+    def loss_sum(
+        self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None = None
+    ) -> Tensor:
+        """What training descends, times the number of counted targets: the sum of both terms."""
+        return sum(self.loss_terms(ids_BT, targets_BT, ignore=ignore, documents_BT=documents_BT))
+
+    def loss(
+        self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None = None
+    ) -> Tensor:
+        """`loss_sum` per counted target: outside of training, the mean cross-entropy in nats."""
+        counted = (targets_BT != ignore).sum()
+        return self.loss_sum(ids_BT, targets_BT, ignore=ignore, documents_BT=documents_BT) / counted
+
+
+def _nats(logits: Tensor, targets_BT: Tensor, *, ignore: int) -> Tensor:
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=ignore, reduction="sum"
+    )

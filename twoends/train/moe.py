@@ -9,16 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoends.train.architecture import Architecture
-from twoends.train.balance import balanced_bias, max_violation
+from twoends.train.balance import auxiliary_loss, margin_counts, rebalance, recomputing
 from twoends.train.layers import Projection, RMSNorm, SituGlu, SituMlp
-from twoends.train.qat import FakeQuantise
+from twoends.train.qat import Bytes, activation_quantiser, packed_bytes, weight_quantiser
 
 _WEIGHT_SUM_EPS = 1e-20
 _ROW_STEP = 128
 
 
 class Router(nn.Module):
-    """Sigmoid scores in binary32; the bias chooses, the unbiased scores weigh."""
+    """Sigmoid scores in binary32; the bias chooses, the unbiased scores weigh.
+
+    In training it counts, per expert: choices, and margins by bin when quantiles balance.
+    """
 
     e_score_correction_bias: Tensor
 
@@ -27,48 +30,82 @@ class Router(nn.Module):
         self.top_k, self.scale = arch.num_experts_per_token, arch.routed_scaling_factor
         self.weight = nn.Parameter(torch.empty(arch.num_experts, arch.hidden_size))
         self.register_buffer("e_score_correction_bias", torch.zeros(arch.num_experts))
-        self.seen_scores_NE: Tensor | None = None
+        self.balance = "quantile"
+        # Columns: tokens that chose the expert, tokens without a finite cutoff, then the bins of margins.
+        self.counts: Tensor | None = None
+        self.auxiliary: Tensor | None = None
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Unit-variance logits for a unit-variance input."""
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[1]), generator=generator)
 
-    def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """Chosen experts [N,S] and their weights [N,S], for tokens x [N,D]."""
+    def forward(self, x_ND: Tensor, counted_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Chosen experts [N,S] and their weights [N,S], for tokens x [N,D].
+
+        `counted_N` tells which tokens are text; None means all. Padding is routed and not counted.
+        """
         scores = torch.sigmoid(F.linear(x_ND.to(self.weight.dtype), self.weight))
-        chosen = torch.topk(scores.detach() + self.e_score_correction_bias, self.top_k, dim=-1).indices
+        top = torch.topk(scores.detach() + self.e_score_correction_bias, self.top_k + 1, dim=-1)
+        chosen = top.indices[:, : self.top_k]
         weights = scores.gather(-1, chosen)
         weights = weights / (weights.sum(-1, keepdim=True) + _WEIGHT_SUM_EPS) * self.scale
         if self.training:
-            self.seen_scores_NE = scores.detach()
+            self._observe(scores, chosen, top.values[:, -1], counted_N)
         return chosen, weights
 
-    @torch.no_grad()
-    def rebalance(self, *, keep: float) -> float:
-        """Move the bias towards the one that balances the last batch; returns that batch's violation.
+    def _observe(
+        self, scores_NE: Tensor, chosen_NS: Tensor, cutoff_N: Tensor, counted_N: Tensor | None
+    ) -> None:
+        """Count a training pass, once: a pass that checkpointing repeats was counted before."""
+        experts = scores_NE.shape[1]
+        seen, chosen, cutoff = scores_NE.detach(), chosen_NS, cutoff_N
+        if counted_N is not None:
+            seen, chosen, cutoff = seen[counted_N], chosen[counted_N], cutoff[counted_N]
+        load = torch.bincount(chosen.flatten(), minlength=experts)
+        auxiliary = None
+        if self.balance == "auxiliary":
+            auxiliary = auxiliary_loss(scores_NE, load, counted_N=counted_N)
+        if recomputing():
+            return
+        self.auxiliary = auxiliary
+        columns = [load, (~cutoff.isfinite()).sum().expand(experts)]
+        if self.balance == "quantile":
+            columns += margin_counts(seen, cutoff, self.e_score_correction_bias).unbind(1)
+        counts = torch.stack(columns, 1)
+        self.counts = counts if self.counts is None else self.counts + counts
 
-        `keep` is the share of the old bias.
-        """
-        if self.seen_scores_NE is None:
+    def take_counts(self) -> Tensor:
+        """What was counted since the last call [E, 2 or 1002]; counting begins anew."""
+        if self.counts is None:
             raise RuntimeError("rebalance needs a training forward pass before it")
-        bias = self.e_score_correction_bias
-        chosen = torch.topk(self.seen_scores_NE + bias, self.top_k, dim=-1).indices
-        load = torch.bincount(chosen.flatten(), minlength=len(bias))
-        bias.mul_(keep).add_(balanced_bias(self.seen_scores_NE, bias, top_k=self.top_k), alpha=1 - keep)
-        self.seen_scores_NE = None
-        return max_violation(load)
+        counts, self.counts = self.counts, None
+        return counts
+
+    def rebalance(self, *, keep: float) -> float:
+        """Balance this router alone; the violation of what it counted."""
+        return rebalance([self], method=self.balance, keep=keep)[0].max_violation
 
 
 class ExpertBank(nn.Module):
-    """All routed experts of a layer as stacked matrices: w1 gate [E,F,Z], w3 up [E,F,Z], w2 down [E,Z,F]."""
+    """All routed experts of a layer: w1, w3 [E,F,Z], w2 [E,Z,F], run as one batched product.
+
+    `quantise` is what the forward pass makes of the weights, `quantise_input` what it makes of the inputs of
+    both products. `originals` holds the bytes of loaded experts by (matrix, expert).
+    """
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        experts, hidden, latent = arch.num_experts, arch.moe_intermediate_size, arch.routed_expert_hidden_size
-        self.w1 = nn.Parameter(torch.empty(experts, hidden, latent))
-        self.w2 = nn.Parameter(torch.empty(experts, latent, hidden))
-        self.w3 = nn.Parameter(torch.empty(experts, hidden, latent))
-        self.quantise = FakeQuantise()
+        experts, width, latent = (
+            arch.num_experts,
+            arch.moe_intermediate_size,
+            arch.routed_expert_hidden_size,
+        )
+        self.w1 = nn.Parameter(torch.empty(experts, width, latent))
+        self.w2 = nn.Parameter(torch.empty(experts, latent, width))
+        self.w3 = nn.Parameter(torch.empty(experts, width, latent))
+        self.quantise: nn.Module = weight_quantiser("mxfp4")
+        self.quantise_input: nn.Module = activation_quantiser("none")
+        self.originals: dict[tuple[str, int], tuple[Bytes, Bytes]] = {}
         self.activation = SituGlu((arch.activation_situ_beta, arch.activation_situ_linear_beta))
         self.matmul_dtype: torch.dtype | None = None
 
@@ -78,11 +115,17 @@ class ExpertBank(nn.Module):
             nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[-1]), generator=generator)
 
     def forward(self, z_ERZ: Tensor) -> Tensor:
-        """Outputs [E,R,Z] for R rows of each expert (rows of zeros give zeros)."""
+        """Outputs [E,R,Z] for R rows of each expert, already through quantise_input (zeros give zeros)."""
         dtype = self.matmul_dtype or self.w1.dtype
         gate_up = torch.cat([self.quantise(self.w1), self.quantise(self.w3)], 1).to(dtype)
         down = self.quantise(self.w2).to(dtype)
-        return torch.bmm(self.activation(torch.bmm(z_ERZ.to(dtype), gate_up.mT)), down.mT)
+        hidden = self.activation(torch.bmm(z_ERZ.to(dtype), gate_up.mT))
+        return torch.bmm(self.quantise_input(hidden), down.mT)
+
+    def stored_bytes(self, matrix: str, expert: int) -> tuple[Bytes, Bytes]:
+        """(packed, scale) of one expert's matrix as the last forward pass multiplied it."""
+        weight = getattr(self, matrix)[expert]
+        return packed_bytes(weight, original=self.originals.get((matrix, expert)))
 
 
 def expert_slots(chosen_NS: Tensor, *, num_experts: int) -> tuple[Tensor, int]:
@@ -115,10 +158,13 @@ class LatentMoe(nn.Module):
         shared = arch.num_shared_experts * arch.moe_intermediate_size
         self.shared_experts = SituMlp(width, shared, betas=betas)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """`documents_BT` names padding (-1), which routers don't count."""
         x_ND = x_BTD.flatten(0, 1)
-        chosen_NS, weights_NS = self.gate(x_ND)
-        z_NZ = self.routed_expert_down_proj(x_ND)
+        counted_N = None if documents_BT is None else documents_BT.flatten() >= 0
+        chosen_NS, weights_NS = self.gate(x_ND, counted_N)
+        # Quantised before it is copied to its experts: a block lies within a token, so nothing differs.
+        z_NZ = self.experts.quantise_input(self.routed_expert_down_proj(x_ND))
         experts, top_k = self.gate.weight.shape[0], chosen_NS.shape[1]
         slots, room = expert_slots(chosen_NS, num_experts=experts)
         rows = z_NZ.new_zeros(experts * room, z_NZ.shape[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from dataclasses import dataclass, fields
 from importlib import resources
@@ -30,31 +31,69 @@ class DataRecipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerRecipe:
-    """Ranks of the vocabulary (bytes and merges) and the amount of text they are learnt from."""
+    """Ranks of the vocabulary (bytes and merges) and the amount of text they are learnt from.
+
+    `file` names a rank file in tiktoken's form to use instead ("" learns one); it must hold num_ranks ranks.
+    """
 
     num_ranks: int
     sample_characters: int
+    file: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRecipe:
-    """Optimisation: AdamW, linear warm-up, cosine to the final rate."""
+    """Optimisation: a step is `batch_rows` rows, `micro_rows` at a time, shared out over all ranks.
+
+    momentum, qk_clip      read by Muon; qk_clip 0 clips nothing
+    beta1, beta2           AdamW's
+    router_bias_keep       share of the old bias in a step of quantile balancing
+    sign_rate              length of a sign step
+    auxiliary_weight       of the auxiliary loss
+    expert_weights         number form of routed experts in the forward pass; the export is always MXFP4
+    pack_documents         a document sees nothing of those before it in its row
+    recompute              activations of a layer are computed again in the backward pass, not kept
+    prompts                what the engine continues at each snapshot
+    """
 
     seed: int
     steps: int
     batch_rows: int
+    micro_rows: int
     row_tokens: int
+    optimiser: str
     learning_rate: float
     final_learning_rate: float
-    warmup_steps: int
+    warmup_share: float
     weight_decay: float
     beta1: float
     beta2: float
+    momentum: float
+    qk_clip: float
     clip_norm: float
+    balance: str
     router_bias_keep: float
+    sign_rate: float
+    auxiliary_weight: float
+    expert_weights: str
+    expert_activations: str
+    pack_documents: bool
+    recompute: bool
+    mtp: bool
     matmul_dtype: str
     compile: bool
     snapshot_minutes: float
+    prompts: tuple[str, ...]
+
+
+# Words that a [train] key may have.
+CHOICES = {
+    "optimiser": ("per-head-muon", "muon", "adamw"),
+    "balance": ("none", "sign", "quantile", "auxiliary"),
+    "expert_weights": ("mxfp4", "none"),
+    "expert_activations": ("none", "mxfp8"),
+    "matmul_dtype": ("float32", "bfloat16"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +157,44 @@ def parse_recipe(text: str, *, path: Path) -> Recipe:
         "eos_token_id": ranks + 1,
         "pad_token_id": ranks + NUM_SPECIALS - 1,
     }
-    return Recipe(
+    recipe = Recipe(
         model=_section(raw, "model", Architecture, path=path, derived=derived),
         tokenizer=tokenizer,
         data=_section(raw, "data", DataRecipe, path=path, derived={}),
         train=_section(raw, "train", TrainRecipe, path=path, derived={}),
     )
+    check_choices(recipe.train)
+    return recipe
+
+
+def check_choices(train: TrainRecipe) -> None:
+    """Raises OptionError for a word that means nothing, and for sizes that no step can have."""
+    for key, known in CHOICES.items():
+        if (word := getattr(train, key)) not in known:
+            raise OptionError(f"{key} is {word!r}; known are {', '.join(known)}.")
+    for key in ("steps", "batch_rows", "micro_rows", "row_tokens"):
+        if getattr(train, key) < 1:
+            raise OptionError(f"{key} is {getattr(train, key)}; it must be at least 1.")
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The recipe as TOML that `parse_recipe` reads back to the same record."""
+    lines = []
+    for section in fields(recipe):
+        record = getattr(recipe, section.name)
+        lines += ["", f"[{section.name}]"]
+        tables = []
+        for field in fields(record):
+            value = getattr(record, field.name)
+            if field.name in _DERIVED:
+                continue
+            if isinstance(value, dict):
+                tables += ["", f"[{section.name}.{field.name}]"]
+                tables += [f"{key} = {json.dumps(number)}" for key, number in value.items()]
+            else:
+                lines.append(f"{field.name} = {json.dumps(value)}")
+        lines += tables
+    return "\n".join(lines[1:]) + "\n"
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -1,4 +1,7 @@
-"""Documents to training rows: tokenised, ended with [EOS], packed. Batch n follows from n and the seed."""
+"""Documents to training rows: tokenised, ended with [EOS], packed. Batch n follows from n and the seed.
+
+What comes after an [EOS] is no target: nothing in the text says which document is next.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import tiktoken
 
-Ids = npt.NDArray[np.uint16]
+Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+# A target that isn't one.
+IGNORE = -1
 
 
 def pack_rows(documents: list[str], *, encoder: tiktoken.Encoding, row_tokens: int, eos: int) -> Ids:
@@ -23,7 +28,9 @@ def pack_rows(documents: list[str], *, encoder: tiktoken.Encoding, row_tokens: i
         if len(row) > row_tokens:
             rows.append(row[: row_tokens + 1])
             row = []
-    return np.asarray(rows, dtype=np.uint16).reshape(-1, row_tokens + 1)
+    if encoder.n_vocab <= 1 << 16:
+        return np.asarray(rows, dtype=np.uint16).reshape(-1, row_tokens + 1)
+    return np.asarray(rows, dtype=np.uint32).reshape(-1, row_tokens + 1)
 
 
 def batch(rows: Ids, *, step: int, batch_rows: int, seed: int) -> npt.NDArray[np.int64]:
@@ -34,6 +41,14 @@ def batch(rows: Ids, *, step: int, batch_rows: int, seed: int) -> npt.NDArray[np
     epoch, place = divmod(step, per_epoch)
     order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(len(rows))
     return rows[order[place * batch_rows : (place + 1) * batch_rows]].astype(np.int64)
+
+
+def inputs_and_targets(
+    ids_BT1: npt.NDArray[np.int64], *, eos: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Inputs and targets [B,T] of rows [B,T+1]; after an [EOS] the target is IGNORE."""
+    inputs_BT, targets_BT = ids_BT1[:, :-1], ids_BT1[:, 1:]
+    return inputs_BT, np.where(inputs_BT == eos, IGNORE, targets_BT)
 
 
 def token_bytes(encoder: tiktoken.Encoding) -> npt.NDArray[np.int64]:
