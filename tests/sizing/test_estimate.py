@@ -18,8 +18,8 @@ from twoends.sizing.estimate import estimate
 CONFIG = preset_config("mini")
 DISK = DiskRate(bytes_per_s=1e9, date="2026-11-30", is_direct=True, piece_bytes=4 * 2**20, depth=4)
 RATE = ComputeRate(
-    isa="avx512", threads=2, bf16_bytes_per_s=10e9, mxfp4_bytes_per_s=5e9, layer_s=1e-3, reading_bytes_per_s=2e9,
-    date="2026-11-30",
+    isa="avx512", threads=2, bf16_bytes_per_s=10e9, mxfp4_bytes_per_s=5e9, layer_s=1e-3,
+    reading_bytes_per_s=2e9, date="2026-11-30",
 )  # fmt: skip
 
 

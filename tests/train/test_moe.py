@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the training half needs torch (pip install 'twoends[train]')")
 
 from tests.train.models import tiny_architecture  # noqa: E402
+from twoends.train.balance import rebalance  # noqa: E402
 from twoends.train.model import KimiK3  # noqa: E402
 from twoends.train.moe import LatentMoe, Router, expert_slots  # noqa: E402
 
@@ -67,4 +68,4 @@ def test_rebalancing_without_a_training_pass_is_refused() -> None:
     router.reset_parameters(torch.Generator().manual_seed(1))
     router(torch.randn(5, 32))
     with pytest.raises(RuntimeError, match="training forward pass"):
-        router.rebalance(keep=0.5)
+        rebalance([router], method="quantile")

@@ -2,8 +2,8 @@
 
 Three figures explain a pass that reads nothing: bytes of BF16 trunk and of MXFP4 experts that go through
 the kernels per second, one row at a time and all threads at work, and what a layer costs whatever its size.
-A fourth belongs to the disk: what passes read from it while they multiply, which is less than what it gives to
-a program that only reads, since both want the same cores and the same memory.
+A fourth belongs to the disk: what passes read from it while they multiply, which is less than what it gives
+to a program that only reads, since both want the same cores and the same memory.
 """
 
 from __future__ import annotations

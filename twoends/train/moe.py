@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoends.train.architecture import Architecture
-from twoends.train.balance import auxiliary_loss, margin_counts, rebalance, recomputing
+from twoends.train.balance import auxiliary_loss, margin_counts, recomputing
 from twoends.train.layers import Projection, RMSNorm, SituGlu, SituMlp
 from twoends.train.qat import Bytes, activation_quantiser, packed_bytes, weight_quantiser
 
@@ -80,10 +80,6 @@ class Router(nn.Module):
             raise RuntimeError("rebalance needs a training forward pass before it")
         counts, self.counts = self.counts, None
         return counts
-
-    def rebalance(self, *, keep: float) -> float:
-        """Balance this router alone; the violation of what it counted."""
-        return rebalance([self], method=self.balance, keep=keep)[0].max_violation
 
 
 class ExpertBank(nn.Module):
