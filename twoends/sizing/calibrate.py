@@ -2,7 +2,7 @@
 
     small      a model of almost no bytes: what a layer costs whatever its size
     few, many  one model with layers like those of `mini`, choosing few or many of its experts
-    streaming  `many` in hardly more memory than it needs, so that trunk and experts are read in every pass
+    streaming  `many` with nothing pinned and few slots, so that trunk and experts are read in every pass
 
 The difference of few and many is the experts' bytes; what is left of `few` is the trunk's. Whole passes
 are measured, not bare products, so that the program around the products counts as it does in a run.
@@ -41,8 +41,7 @@ _LAYERS, _EXPERTS = 5, 16
 _FEW, _MANY = 2, 12
 _PROMPT = 48
 _ROUNDS, _PASSES = 5, 6
-# Slots beyond the least, so that the experts of one choice can be read side by side.
-_ABOVE_FLOOR = 16
+_WINDOW_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,15 @@ def _open(directory: Path, chosen: int | None, choice: Choice, *, streams: bool 
 
     plan = plan_of(_RAM_BYTES)
     if streams:
-        plan = plan_of(plan.floor_bytes + _ABOVE_FLOOR * plan.slot_bytes)
+        # The window of a larger model, and room for one choice: the same plan with nothing that stays.
+        plan = dataclasses.replace(
+            plan,
+            window_bytes=_WINDOW_BYTES,
+            panel_bytes=_WINDOW_BYTES // 8,
+            pin_budget_bytes=0,
+            pinned_bytes=0,
+            num_slots=2 * config.experts_per_token,
+        )
     elif plan.streamed_bytes_per_pass:
         raise DoesNotFit(
             f"measuring the arithmetic needs {format_bytes(plan.trunk_bytes_per_pass)} in memory."

@@ -1,8 +1,9 @@
 """Seconds a token from a plan: the disk's time, the arithmetic's, and which of them decides.
 
-The trunk is read ahead of its use, side by side with the arithmetic; experts are known only when they are
-chosen, so their reading is waited for:  seconds = max(all reading, arithmetic + reading of experts). Reading
-goes at the rate that `doctor` saw in passes that stream, else at the disk's own.
+seconds = reading + arithmetic. Reading goes at the rate that `doctor` saw in passes that stream (else at the
+disk's own): what is hidden of it behind arithmetic is in that rate, and what is left of the arithmetic is
+not hidden, since experts are known only when they are chosen and both want the same cores. The larger of two
+overlapping times, tried before, was 20 to 40 % short of runs (docs/log.md).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from twoends.sizing.calibration import ComputeRate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """One decoded token. `arithmetic_s` is None where `doctor` has not measured it: seconds are reading then.
+    """One decoded token; `demanded_s` is the experts' part of the reading.
 
-    `seconds` is None where the disk's rate is not known and something must be read.
+    `arithmetic_s` is None where `doctor` has not measured it: seconds are reading then. `seconds` is None where the disk's rate is not known and something must be read.
     """
 
     read_bytes: float
@@ -34,7 +35,7 @@ class Estimate:
         """What decides: "disk" or "arithmetic"; None where it is not known."""
         if self.arithmetic_s is None or self.reading_s is None:
             return None
-        return "disk" if self.reading_s >= self.arithmetic_s + self.demanded_s else "arithmetic"
+        return "disk" if self.reading_s >= self.arithmetic_s else "arithmetic"
 
     def as_object(self) -> dict[str, Any]:
         """For --json."""
@@ -68,14 +69,12 @@ def estimate(
     reading = None if rate is None else read / rate
     arithmetic = None if is_packed else _arithmetic_s(plan, config, compute)
     demanded = 0.0 if rate is None else experts / rate
-    times = [reading, None if arithmetic is None else arithmetic + demanded]
-    known = [time for time in times if time is not None]
     return Estimate(
         read_bytes=read,
         reading_s=reading,
         arithmetic_s=arithmetic,
         demanded_s=demanded,
-        seconds=max(known) if reading is not None else None,
+        seconds=None if reading is None else reading + (arithmetic or 0.0),
     )
 
 
