@@ -21,7 +21,8 @@ from twoends.sizing.calibration import ComputeRate
 class Estimate:
     """One decoded token; `demanded_s` is the experts' part of the reading.
 
-    `arithmetic_s` is None where `doctor` has not measured it: seconds are reading then. `seconds` is None where the disk's rate is not known and something must be read.
+    `arithmetic_s` is None where `doctor` has not measured it: seconds are reading then. `seconds` is
+    None where the disk's rate is not known and something must be read.
     """
 
     read_bytes: float
