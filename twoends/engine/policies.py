@@ -32,7 +32,7 @@ _LAST_RANK_GAIN = 1.5
 _CYCLE_WEIGHT = np.float32(2.0)
 # Experts that are not worth keeping pass through these. Too few, and reads wait for one another; so of many
 # slots a small share, and half of so few that hardly anything is kept long enough.
-_LEAST_TRANSIT, _MOST_TRANSIT, _TRANSIT_SHARE, _CHOICES_TO_KEEP = 2, 8, 24, 2
+_LEAST_TRANSIT, _MOST_TRANSIT, _TRANSIT_SHARE, _CHOICES_TO_KEEP = 2, 8, 12, 4
 # More than one token needs of them, as a rule; to sort all slots would cost more than to find these.
 _FEW_LOSERS = 64
 
