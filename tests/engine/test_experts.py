@@ -15,7 +15,8 @@ from tests.support.backends import native_isas
 from tests.support.checkpoints import write_split_nano
 from tests.support.running import make_ops, run
 from twoends.engine.arena import PAGE
-from twoends.engine.experts import ExpertSlots, expert_read_bytes, slot_bytes
+from twoends.engine.expert_places import expert_read_bytes, slot_bytes
+from twoends.engine.experts import ExpertSlots
 from twoends.engine.files import WeightFiles, read_at
 from twoends.engine.memory import resident_bytes
 from twoends.engine.open import Checkpoint

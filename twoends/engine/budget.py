@@ -13,7 +13,7 @@ from twoends.checkpoint.config import ModelConfig
 from twoends.checkpoint.index import CheckpointIndex
 from twoends.engine.arena import PAGE, align_up
 from twoends.engine.curve import HitCurve, assumed_curve
-from twoends.engine.experts import expert_read_bytes, slot_bytes
+from twoends.engine.expert_places import expert_read_bytes, slot_bytes
 from twoends.engine.layout import (
     Entry,
     decoded_vectors,

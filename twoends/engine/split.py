@@ -13,7 +13,7 @@ from twoends.checkpoint.config import ModelConfig
 from twoends.checkpoint.index import CheckpointIndex
 from twoends.engine.arena import PAGE, align_up
 from twoends.engine.curve import HitCurve
-from twoends.engine.experts import expert_read_bytes
+from twoends.engine.expert_places import expert_read_bytes
 from twoends.engine.layout import Entry, decoded_vectors, pass_bytes, trunk_entries
 from twoends.engine.lookahead import MOST_ROOMS, LookAheadMode, look_ahead_bytes
 from twoends.engine.window import GUESSING, choose_pins, guessing_bytes
