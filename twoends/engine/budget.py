@@ -54,7 +54,8 @@ class Row:
 class Plan:
     """How a budget is used. All sizes in bytes; `rows` sum to `total_bytes` <= `ram_bytes`.
 
-    `pin_budget_bytes` is what pins were chosen from; whole panels of it are `pinned_bytes`. A pass has
+    `pin_budget_bytes` is what pins were chosen from; whole panels of it are `pinned_bytes`;
+    small tensors that stay take `decoded_bytes` more. A pass has
     `chunk_tokens` rows at most, of `num_sequences` sequences of `context_tokens` each.
     `expected_hits` is the share of requests that should find their expert here, by `hits_source`;
     `guess_rooms` experts may be read on a guess, or none, for the reason in `look_ahead`.
@@ -69,6 +70,7 @@ class Plan:
     window_bytes: int
     pin_budget_bytes: int
     pinned_bytes: int
+    decoded_bytes: int
     num_slots: int
     slot_bytes: int
     rows: tuple[Row, ...]
@@ -143,14 +145,13 @@ def make_plan(
     draft_tokens: int = 0,
     num_sequences: int = 1,
     more_rows: tuple[Row, ...] = (),
-    curve: HitCurve | None = None,
+    curve: HitCurve | None = None,  # hits as measured of this model; None: as assumed of any
     look_ahead: LookAheadMode = "off",
 ) -> Plan:
     """The plan for `num_sequences` sequences of `context_tokens`. Raises DoesNotFit below the floor.
 
     `program_bytes` was measured before any weight is read; kernels at work hold `backend_bytes`, the caller
-    holds `more_rows`. A chunk (None: the plan chooses) has a row for each sequence, and none that their
-    contexts can't fill. `curve`: hits as measured of this model, None as assumed of any.
+    `more_rows`. A chunk (None: the plan chooses) has a row for each sequence, none beyond their contexts.
     """
     most_rows = num_sequences * context_tokens
     chunk_tokens = None if chunk_tokens is None else min(chunk_tokens, most_rows)
@@ -177,6 +178,7 @@ def make_plan(
         window_bytes=shares.window,
         pin_budget_bytes=shares.pin_budget,
         pinned_bytes=shares.pinned,
+        decoded_bytes=shares.decoded,
         num_slots=shares.slots,
         slot_bytes=base.slot,
         rows=(*fixed, base.scratch, *_rows_of(shares, slot=base.slot, num_experts=experts)),

@@ -26,7 +26,7 @@ from twoends.engine.reader import Reader, ReadShape
 from twoends.engine.recall import Recall
 from twoends.engine.store import WeightStore
 from twoends.engine.trace import Counters, Trace
-from twoends.engine.window import GUESSING, Window
+from twoends.engine.window import Window, pinned_first
 from twoends.errors import DoesNotFit, OptionError
 from twoends.kernels.ops import F32, I32, Activations, Ops
 from twoends.model.rows import SequenceRows
@@ -270,7 +270,7 @@ def _window(plan: Plan, entries: tuple[Entry, ...], reader: Reader, *, poison: b
         ring_bytes=plan.window_bytes,
         pinned_bytes=plan.pin_budget_bytes,
         poison=poison,
-        pin_first=GUESSING if plan.guess_rooms else (),
+        pin_first=pinned_first(small=bool(plan.decoded_bytes), guessing=bool(plan.guess_rooms)),
     )
 
 

@@ -16,7 +16,7 @@ from twoends.engine.curve import HitCurve
 from twoends.engine.expert_places import expert_read_bytes
 from twoends.engine.layout import Entry, decoded_vectors, pass_bytes, trunk_entries
 from twoends.engine.lookahead import MOST_ROOMS, LookAheadMode, look_ahead_bytes
-from twoends.engine.window import GUESSING, choose_pins, guessing_bytes
+from twoends.engine.window import choose_pins, guessing_bytes, pinned_first, small_bytes
 from twoends.units import format_bytes
 
 MIN_SLOTS = 4
@@ -26,6 +26,8 @@ _WIDE_WINDOW_BYTES = 96 * 2**20
 _WHOLE_MATRIX_BYTES = 1 << 62
 # Where so many times the experts' bytes stream beside them, the disk has no time for guesses.
 _BUSY_DISK = 2
+# Small tensors are hundreds of reads a pass and few bytes; they stay where they take no more than this part.
+_SMALL_SHARE = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,22 +107,20 @@ class Splitter:
         wider = max(min(left // 8, _WIDE_WINDOW_BYTES - floor_window), 0) // PAGE * PAGE
         window, left = floor_window + wider, left - wider
         panel = min(max(window // 8, MIN_PANEL_BYTES), _MAX_PANEL_BYTES)
+        entries = trunk_entries(self.config, self.index, panel_bytes=panel)
         shares = Shares(
-            window=window,
-            panel=panel,
-            pin_budget=0,
-            pinned=0,
-            decoded=0,
-            slots=slots,
-            entries=trunk_entries(self.config, self.index, panel_bytes=panel),
+            window=window, panel=panel, pin_budget=0, pinned=0, decoded=0, slots=slots, entries=entries
         )
+        small = align_up(sum(decoded_vectors(entries)))
+        if left >= _SMALL_SHARE * (small + small_bytes(entries)):
+            shares.decoded, left = small, left - small
         self._pin(shares, left)
         return shares, left - shares.pinned
 
     def _pin(self, shares: Shares, left: int) -> None:
-        # Short of everything, so that no layer's small tensors stay decoded.
+        # Short of everything: a pass without a streamed panel would have no window to come through.
         shares.pin_budget = min(left, pass_bytes(shares.entries) - PAGE) // PAGE * PAGE
-        first = GUESSING if shares.rooms else ()
+        first = pinned_first(small=bool(shares.decoded), guessing=bool(shares.rooms))
         shares.pinned = choose_pins(shares.entries, shares.pin_budget, first=first)[1]
 
     def _make_rooms(self, shares: Shares, left: int) -> int:

@@ -19,6 +19,7 @@ from twoends.engine.arena import POISON, Arena
 from twoends.engine.layout import Entry, Panel, VectorsEntry, pass_bytes
 from twoends.engine.reader import Read, Reader
 from twoends.kernels.ops import Bytes
+from twoends.model.weights import VECTORS
 
 # Matrices that look-ahead needs before their turn.
 GUESSING = ("router",)
@@ -225,6 +226,16 @@ def choose_pins(
                 used += room
         places.append(place)
     return places, used + used_first
+
+
+def pinned_first(*, small: bool, guessing: bool) -> tuple[str, ...]:
+    """What is pinned before anything else: small tensors, and routers that guesses are made with."""
+    return (*((VECTORS,) if small else ()), *(GUESSING if guessing else ()))
+
+
+def small_bytes(entries: tuple[Entry, ...]) -> int:
+    """Pinned bytes of all small tensors, as they lie in the files."""
+    return sum(entry.total_room for entry in entries if isinstance(entry, VectorsEntry))
 
 
 def guessing_bytes(entries: tuple[Entry, ...]) -> int:
