@@ -109,6 +109,7 @@ class Decayed:
         """
         self._first_layer = first_layer
         self._first_gain = _FIRST_RANK_GAIN if ranked else _LAST_RANK_GAIN
+        self._gain_S: F32 = np.ones(0, np.float32)
         # np.full touches its pages now; np.zeros would let memory grow later.
         self._fast_LE = np.full((num_layers, num_experts), 0, np.float32)
         self._medium_LE = np.full((num_layers, num_experts), 0, np.float32)
@@ -153,9 +154,7 @@ class Decayed:
             # Every expert has room: nothing is ever given up.
             return
         odds_E = _ODDS * np.sqrt((fast_E + _FAST_FLOOR) * slow_E)
-        odds_E[ids_TS[-1]] *= np.geomspace(
-            self._first_gain, _LAST_RANK_GAIN, ids_TS.shape[1], dtype=np.float32
-        )
+        odds_E[ids_TS[-1]] *= self._gains(ids_TS.shape[1])
         self._odds_LE[at] = odds_E
         # Each is near the chance of being chosen by the next token, so that layers compare.
         match self._trial.best:
@@ -166,6 +165,12 @@ class Decayed:
             case _:
                 self._value_LE[at] = slow_E * (1 - _SLOW_DECAY)
         self._turn = -1
+
+    def _gains(self, num_ranks: int) -> F32:
+        """What each rank of the last token gains."""
+        if self._gain_S.size != num_ranks:
+            self._gain_S = np.geomspace(self._first_gain, _LAST_RANK_GAIN, num_ranks, dtype=np.float32)
+        return self._gain_S
 
     def touch(self, key: Key, slot: int) -> None:
         """Keeps the transit slots in order of use; the others go by value."""
