@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from twoends.checkpoint.index_cache import cache_directory
 from twoends.engine.arena import PAGE
+from twoends.engine.kept import keep, read_kept
 from twoends.engine.reader import ReadShape
 
 # More threads or larger pieces than these were never measured to help; a damaged file must not ask for them.
@@ -45,17 +44,12 @@ class DiskRate:
 
 def keep_rate(directory: Path, rate: DiskRate) -> None:
     """Stores the rate under the directory's device; a cache that can't be written is no error."""
-    known = _read_all() | {_device(directory): rate.as_object()}
-    with contextlib.suppress(OSError):
-        _place().parent.mkdir(parents=True, exist_ok=True)
-        temporary = _place().with_suffix(f".{os.getpid()}.part")
-        temporary.write_text(json.dumps(known, indent=1))
-        temporary.replace(_place())
+    keep(_place(), _device(directory), rate.as_object(), is_sound=_is_sound)
 
 
 def rate_under(directory: Path) -> DiskRate | None:
     """The kept rate of the disk that holds `directory`; None where nothing sound was kept."""
-    kept = _read_all().get(_device(directory))
+    kept = read_kept(_place(), is_sound=_is_sound).get(_device(directory))
     return None if kept is None else DiskRate(**kept)
 
 
@@ -63,17 +57,6 @@ def shape_under(directory: Path) -> ReadShape:
     """How to read the disk that holds `directory`: as measured, else the defaults."""
     rate = rate_under(directory)
     return ReadShape() if rate is None else rate.shape
-
-
-def _read_all() -> dict[str, Any]:
-    try:
-        found = json.loads(_place().read_text())
-    except (OSError, ValueError):
-        # Nothing was measured yet, or the file is damaged: plan then says that the rate is not known.
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {key: value for key, value in found.items() if _is_sound(value)}
 
 
 def _is_sound(value: Any) -> bool:

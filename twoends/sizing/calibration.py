@@ -8,9 +8,7 @@ to a program that only reads, since both want the same cores and the same memory
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from twoends.checkpoint.index_cache import cache_directory
+from twoends.engine.kept import keep, read_kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,29 +38,13 @@ class ComputeRate:
 
 def keep_compute(directory: Path, rate: ComputeRate) -> None:
     """Stores the rate under its kernels, threads and device; a cache that can't be written is no error."""
-    known = _read_all() | {_key(directory, rate.isa, rate.threads): rate.as_object()}
-    with contextlib.suppress(OSError):
-        _place().parent.mkdir(parents=True, exist_ok=True)
-        temporary = _place().with_suffix(f".{os.getpid()}.part")
-        temporary.write_text(json.dumps(known, indent=1))
-        temporary.replace(_place())
+    keep(_place(), _key(directory, rate.isa, rate.threads), rate.as_object(), is_sound=_is_sound)
 
 
 def kept_compute(directory: Path, *, isa: str | None, threads: int) -> ComputeRate | None:
     """What was kept for these kernels, threads and the disk of `directory`; None for nothing sound."""
-    kept = _read_all().get(_key(directory, isa or "reference", threads))
+    kept = read_kept(_place(), is_sound=_is_sound).get(_key(directory, isa or "reference", threads))
     return None if kept is None else ComputeRate(**kept)
-
-
-def _read_all() -> dict[str, Any]:
-    try:
-        found = json.loads(_place().read_text())
-    except (OSError, ValueError):
-        # Nothing was measured yet, or the file is damaged: an estimate then leaves arithmetic out.
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {key: value for key, value in found.items() if _is_sound(value)}
 
 
 def _is_sound(value: Any) -> bool:
