@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twoends.cli.report import plan_object
+from twoends.cli.report import counted_object, plan_object
 from twoends.cli.screen import Screen, plural, progress_bar, share_text
 from twoends.engine.open import OpenModel
 from twoends.generate.batch import Tally
@@ -104,13 +104,7 @@ def batch_object(report: BatchReport) -> dict[str, Any]:
         "peak_rss_bytes": report.peak_bytes,
         "held_bytes": model.held_bytes,
         "plan": plan_object(model.plan),
-        "bytes_read": counters.bytes_read,
-        "bytes_trunk": counters.bytes_trunk,
-        "bytes_experts": counters.bytes_experts,
-        "bytes_embedding": counters.bytes_embedding,
-        "num_reads": counters.num_reads,
-        "expert_requests": counters.expert_requests,
-        "expert_hits": counters.expert_hits,
+        **counted_object(counters),
         "policy": report.policy,
         "wait_s": counters.wait_s,
         "reading_s": counters.reading_s,

@@ -68,6 +68,19 @@ def plan_object(plan: Plan) -> dict[str, Any]:
     return {**fields, **{name: getattr(plan, name) for name in (*derived, "bytes_per_token")}}
 
 
+def counted_object(counters: Counters) -> dict[str, int]:
+    """What was read and asked for, as every report with --json tells it."""
+    return {
+        "bytes_read": counters.bytes_read,
+        "bytes_trunk": counters.bytes_trunk,
+        "bytes_experts": counters.bytes_experts,
+        "bytes_embedding": counters.bytes_embedding,
+        "num_reads": counters.num_reads,
+        "expert_requests": counters.expert_requests,
+        "expert_hits": counters.expert_hits,
+    }
+
+
 def run_object(report: RunReport) -> dict[str, Any]:
     """What --json prints. Sizes in bytes, times in seconds."""
     outcome, counters = report.outcome, report.counters
@@ -85,13 +98,7 @@ def run_object(report: RunReport) -> dict[str, Any]:
         "peak_rss_bytes": report.peak_bytes,
         "held_bytes": report.held_bytes,
         "plan": plan_object(report.plan),
-        "bytes_read": counters.bytes_read,
-        "bytes_trunk": counters.bytes_trunk,
-        "bytes_experts": counters.bytes_experts,
-        "bytes_embedding": counters.bytes_embedding,
-        "num_reads": counters.num_reads,
-        "expert_requests": counters.expert_requests,
-        "expert_hits": counters.expert_hits,
+        **counted_object(counters),
         "policy": report.policy,
         "look_ahead": _look_ahead_object(report),
         "num_drafted": outcome.num_drafted,

@@ -158,10 +158,9 @@ class LayerWeights:
         if group:
             yield group
             self._window.release()
-        if all(len(self._kept.get(name, ())) == self._entries[name][1].num_panels for name in names):
-            self._whole[names] = [
-                (i, *panel) for i, name in enumerate(names) for _, panel in sorted(self._kept[name].items())
-            ]
+        kept = [self.kept(name) for name in names]
+        if None not in kept:
+            self._whole[names] = [(i, *panel) for i, panels in enumerate(kept) for panel in panels or ()]
 
     def _panel(self, name: str, k: int) -> tuple[int, Matrix]:
         kept = self._kept.setdefault(name, {})
