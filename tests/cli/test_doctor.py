@@ -56,6 +56,30 @@ def test_it_leaves_no_file_behind(twoends, tmp_path):
     assert list(place.iterdir()) == []
 
 
+def test_weights_that_are_there_are_read_and_nothing_is_written(twoends, tmp_path, monkeypatch):
+    monkeypatch.setattr(disks.tempfile, "NamedTemporaryFile", None)
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        (tmp_path / name).write_bytes(bytes(16 * 2**20))
+    found = json.loads(twoends("doctor", "--disk", tmp_path, "--json").out)
+    assert found["disk"]["read"] == "2 weight files"
+    assert found["disk"]["bytes_per_s"] > 0
+
+
+def test_few_weights_count_as_none_and_it_says_what_was_read(twoends, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(bytes(16 * 2**20))
+    assert disks.JUST_WRITTEN in twoends("doctor", "--disk", tmp_path).out
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_trial_goes_on_where_the_last_one_stopped(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path, size in zip(paths, (3 * 4096, 2 * 4096 + 1), strict=True):
+        path.write_bytes(bytes(size))
+    walk = disks._walk(disks.WeightFiles(paths), 4096)
+    places = [(0, 0), (0, 4096), (0, 8192), (1, 0), (1, 4096)]
+    assert [next(walk) for _ in range(7)] == [*places, *places[:2]]
+
+
 def test_the_last_line_is_the_next_command(twoends):
     result = twoends("doctor")
     assert result.code == 0

@@ -16,11 +16,10 @@ def command() -> Command:
         phrase="check this machine: kernels, memory, disk",
         about=(
             "Checks the kernels bit for bit, counts cores and memory within this process's limits, and "
-            "measures a disk by writing a temporary file of 256 MB and reading it in several ways. The "
-            "fastest way and its rate are kept: 'run' reads that disk so. Then passes of a small synthetic "
-            "model (180 MB, removed again) say how fast this machine multiplies; 'plan' and 'size' estimate "
-            "with both. "
-            "Exit 4 if a kernel's bits are wrong."
+            "measures a disk by reading the weights in DIR in several ways, or a temporary file of 256 MB "
+            "where there are none. The way to read and its rate are kept: 'run' reads that disk so. Then "
+            "passes of a small synthetic model (180 MB, removed again) say how fast this machine multiplies; "
+            "'plan' and 'size' estimate with both. Exit 4 if a kernel's bits are wrong."
         ),
         options=(
             Option(
@@ -28,7 +27,7 @@ def command() -> Command:
                 value="DIR",
                 convert=Path,
                 default=Path(),
-                help="measure the disk of this directory, best the checkpoint's (here)",
+                help="measure the disk of this directory; best the checkpoint's own (here)",
             ),
             THREADS,
             KERNELS,

@@ -132,6 +132,7 @@ def findings_object(found: Findings) -> dict[str, Any]:
         "limits": found.limits,
         "disk": {
             "directory": str(disk.directory.resolve()),
+            "read": disk.what,
             "direct_io": disk.is_direct,
             "direct_io_reason": disk.reason,
             "bytes_per_s": disk.engine.bytes_per_s,
@@ -186,7 +187,7 @@ def _machine_facts(found: Findings) -> list[tuple[str, str]]:
         ("cores", f"{found.cores}, {found.cores_origin}"),
         *_compute_facts(found.compute),
         ("memory", f"{free} available of {total}" + (f"; limits: {', '.join(limits)}" if limits else "")),
-        ("disk", f"{found.disk.directory.resolve()}: {found.disk.reason}"),
+        ("disk", f"{found.disk.directory.resolve()}: {found.disk.reason}; read {found.disk.what}"),
     ]
 
 

@@ -23,8 +23,8 @@ from twoends.model.weights import VECTORS
 
 # Matrices that look-ahead needs before their turn.
 GUESSING = ("router",)
-# Pinned panels take no ring space, so their read-ahead is bounded by count.
-_MAX_FLIGHTS = 16
+# Pinned panels take no ring space, so their read-ahead is bounded by count; what streams, by the ring.
+_MAX_FLIGHTS = 64
 _RUN_BYTES = 4 * 2**20
 
 
@@ -67,6 +67,8 @@ class Window:
         self._loaded: set[tuple[int, int]] = set()
         self._num_panels = sum(entry.num_panels for entry in entries)
         self._flights: deque[_Flight] = deque()
+        # Those in flight or in use that have a place in the ring.
+        self._used: deque[_Flight] = deque()
         self._next = (0, 0)
         self._passes_left = 0
         self._taken: list[_Flight] = []
@@ -116,7 +118,10 @@ class Window:
     def release(self) -> None:
         """Gives back the panels that `take` gave."""
         for flight in self._taken:
-            if flight.room and self._poison:
+            if not flight.room:
+                continue
+            assert self._used.popleft() is flight, "what is taken first is the oldest"
+            if self._poison:
                 flight.buffer.fill(POISON)
         self._taken.clear()
         self._read_ahead()
@@ -172,16 +177,18 @@ class Window:
         ]
         for read in reads:
             self._reader.submit(read, demand=False)
-        self._flights.append(_Flight(entry_id, k, panel, buffer, reads, start, room))
+        flight = _Flight(entry_id, k, panel, buffer, reads, start, room)
+        self._flights.append(flight)
+        if room:
+            self._used.append(flight)
         return True
 
     def _find_room(self, room: int) -> int | None:
-        used = [f for f in (*self._taken, *self._flights) if f.room]
         size = self._ring.num_bytes
-        if not used:
+        if not self._used:
             return 0 if room <= size else None
-        tail = used[0].start
-        head = used[-1].start + used[-1].room
+        tail = self._used[0].start
+        head = self._used[-1].start + self._used[-1].room
         if head > tail:
             if head + room <= size:
                 return head
