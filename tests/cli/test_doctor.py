@@ -66,9 +66,12 @@ def test_weights_that_are_there_are_read_and_nothing_is_written(twoends, tmp_pat
 
 
 def test_few_weights_count_as_none_and_it_says_what_was_read(twoends, tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(bytes(16 * 2**20))
-    assert disks.JUST_WRITTEN in twoends("doctor", "--disk", tmp_path).out
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "model.safetensors").write_bytes(bytes(16 * 2**20))
+    found = json.loads(twoends("doctor", "--disk", place, "--json").out)
+    assert found["disk"]["read"] == disks.JUST_WRITTEN
+    assert [path.name for path in place.iterdir()] == ["model.safetensors"]
 
 
 def test_a_trial_goes_on_where_the_last_one_stopped(tmp_path):

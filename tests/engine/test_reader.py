@@ -293,12 +293,30 @@ def test_as_many_reads_are_in_flight_as_the_reader_was_told(harness, depth):
     gate = harness.gate()
     reader = harness.reader(harness.file(pattern(9 * PAGE)), read=gate, piece_bytes=PAGE, depth=depth)
     read = make_read(0, 9 * PAGE)
-    reader.submit(read, demand=False)
+    reader.submit(read, demand=True)
     for _ in range(depth):
         assert gate.began.acquire(timeout=20)
     assert not gate.began.acquire(timeout=0.1)
     gate.open()
     reader.wait(read)
+
+
+def test_read_ahead_leaves_half_of_the_disk_to_demands_until_it_is_waited_for(harness):
+    gate = harness.gate()
+    reader = harness.reader(harness.file(pattern(9 * PAGE)), read=gate, piece_bytes=PAGE, depth=4)
+    read = make_read(0, 9 * PAGE)
+    reader.submit(read, demand=False)
+    for _ in range(2):
+        assert gate.began.acquire(timeout=20)
+    assert not gate.began.acquire(timeout=0.1)
+    waiting = threading.Thread(target=reader.wait, args=(read,))
+    waiting.start()
+    for _ in range(2):
+        assert gate.began.acquire(timeout=20)
+    assert not gate.began.acquire(timeout=0.1)
+    gate.open()
+    waiting.join(timeout=20)
+    assert not waiting.is_alive()
 
 
 def test_reading_time_is_counted_once_however_many_reads_are_in_flight(harness):

@@ -105,6 +105,8 @@ class Reader:
         self.files = files
         self._piece_bytes = piece_bytes
         self._num_active, self._active_since = 0, 0.0
+        # Read-ahead in flight, and whether someone waits for some.
+        self._num_ahead, self._is_starved = 0, False
         self._counters, self._trace = counters, trace
         self._ahead: deque[Piece] = deque()
         self._demand: deque[Piece] = deque()
@@ -142,8 +144,12 @@ class Reader:
             began = time.perf_counter()
             with self._lock:
                 read.awaited = True
+                if read.kind == "trunk":
+                    self._is_starved = True
+                    self._work.notify_all()
                 while read.pending and not self._closed:
                     self._done.wait()
+                self._is_starved = False
                 if read.pending:
                     raise self._failed(read, 0, len(read.buffer), "the reader was closed")
             wait_s = time.perf_counter() - began
@@ -203,12 +209,13 @@ class Reader:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                while not (self._demand or self._ahead or self._guesses or self._closed):
+                while not (self._demand or self._may_read_ahead() or self._closed):
                     self._work.wait()
                 if self._closed:
                     return
+                is_ahead = not self._demand
                 run = self._next_run()
-                self._begin_active()
+                self._begin_active(is_ahead)
             errors: list[BaseException | None]
             try:
                 errors = self._fill_run(run)
@@ -217,7 +224,7 @@ class Reader:
                 errors = [failure] * len(run)
             with self._lock:
                 # The time of reading is whole when the last piece is there; a check is no part of it.
-                self._end_active()
+                self._end_active(is_ahead)
                 for (read, _, _), error in zip(run, errors, strict=True):
                     if read.check is None:
                         self._finish(read, error)
@@ -226,6 +233,15 @@ class Reader:
                     fault = error or _fault(read, read.check)
                     with self._lock:
                         self._finish(read, fault)
+
+    def _may_read_ahead(self) -> bool:
+        """The lock is held: read-ahead takes half of the threads, and all while the trunk is waited for.
+
+        A demand waits behind what is in flight: the less, the sooner it comes, and half keep a disk busy.
+        """
+        if not (self._ahead or self._guesses):
+            return False
+        return self._is_starved or self._num_ahead < (len(self._threads) + 1) // 2
 
     def _next_run(self) -> list[Piece]:
         """The lock is held: the next piece, and those after it that go on where it ends, up to a whole piece.
@@ -272,13 +288,18 @@ class Reader:
         if not read.pending and read.awaited:
             self._done.notify_all()
 
-    def _begin_active(self) -> None:
+    def _begin_active(self, is_ahead: bool) -> None:
         """The lock is held: counts the time in which at least one read is in flight."""
+        self._num_ahead += is_ahead
         if not self._num_active:
             self._active_since = time.perf_counter()
         self._num_active += 1
 
-    def _end_active(self) -> None:
+    def _end_active(self, is_ahead: bool) -> None:
+        if is_ahead:
+            self._num_ahead -= 1
+            if self._demand:  # that is what this thread goes on with; another may read ahead
+                self._work.notify()
         self._num_active -= 1
         if not self._num_active:
             self._counters.reading_s += time.perf_counter() - self._active_since
