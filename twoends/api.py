@@ -13,6 +13,7 @@ from types import TracebackType
 from twoends.checkpoint.shipped import shipped_model
 from twoends.engine.budget import Plan
 from twoends.engine.device import shape_under
+from twoends.engine.lookahead import LookAheadMode
 from twoends.engine.memory import default_budget_bytes
 from twoends.engine.open import Checkpoint, OpenModel
 from twoends.errors import OptionError
@@ -34,11 +35,13 @@ def open_model(
     chunk: int | None = None,
     draft: int = 0,
     policy: str = "decayed",
+    look_ahead: LookAheadMode = "auto",
 ) -> Model:
     """A model whose process stays within `ram` (bytes or "8GB"; default 80 % of what is available).
 
     `directory` None is the checkpoint that ships; `isa` forces an instruction set (avx512, avx2, neon,
-    plain), None takes the fastest; `draft` is how many suggested ids one pass may verify. Raises
+    plain), None takes the fastest; `draft` is how many suggested ids one pass may verify;
+    `look_ahead` is whether experts are read before they are asked for (auto, on, off). Raises
     ConfigError, CheckpointError, TokenizerError for files that are not right, DoesNotFit below the
     floor, NotSound when a kernel differs.
     """
@@ -50,10 +53,12 @@ def open_model(
         context_tokens=context,
         chunk_tokens=chunk,
         draft_tokens=draft,
+        look_ahead=look_ahead,
         reference=choice.ops.backend == "reference",
     )
     shape = shape_under(checkpoint.directory)
-    return Model(OpenModel(checkpoint, plan, choice.ops, policy=policy, read_shape=shape), tokenizer)
+    engine = OpenModel(checkpoint, plan, choice.ops, policy=policy, read_shape=shape, look_ahead=look_ahead)
+    return Model(engine, tokenizer)
 
 
 class Model:

@@ -208,7 +208,7 @@ def test_a_read_that_fails_on_a_guess_that_is_needed_ends_the_run(nano_checkpoin
     ("budget", "mode", "reason"),
     [
         (WHOLE_TRUNK, "off", "off"),
-        ("ample", "on", "off: every expert has room"),
+        ("ample", "on", "on: every expert has room, and is read before it is asked for"),
         ("floor", "on", "off: no room for routers (45.1 KB) and guesses (86.0 KB)"),
         (1.5, "auto", "of trunk a token leave the disk no time for guesses"),
     ],

@@ -58,7 +58,8 @@ class Plan:
     small tensors that stay take `decoded_bytes` more. A pass has
     `chunk_tokens` rows at most, of `num_sequences` sequences of `context_tokens` each.
     `expected_hits` is the share of requests that should find their expert here, by `hits_source`;
-    `guess_rooms` experts may be read on a guess, or none, for the reason in `look_ahead`.
+    `guess_rooms` experts may be read on a guess, or none, for the reason in `look_ahead`; with
+    `fills_slots` all are read early, for all have slots.
     """
 
     ram_bytes: int
@@ -83,6 +84,7 @@ class Plan:
     hits_source: str
     guess_rooms: int
     look_ahead: str
+    fills_slots: bool
     embedding_bytes_per_token: int
 
     @property
@@ -191,6 +193,7 @@ def make_plan(
         hits_source=hits.source,
         guess_rooms=shares.rooms,
         look_ahead=shares.look_ahead,
+        fills_slots=shares.fills,
         embedding_bytes_per_token=_embedding_read_bytes(index),
     )
 

@@ -8,6 +8,7 @@ When a pass needs more experts than there are slots, the rest is read as slots c
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from twoends.checkpoint.index import CheckpointIndex
 from twoends.checkpoint.pack_index import PackedBlock
 from twoends.engine.arena import POISON, Arena
 from twoends.engine.expert_places import ExpertPlaces, slot_bytes
+from twoends.engine.filling import Filling
 from twoends.engine.guesses import Content, Guesses
 from twoends.engine.packed_experts import PackedExperts
 from twoends.engine.policies import Key, Policy
@@ -41,8 +43,13 @@ class ExpertSlots:
         poison: bool,
         num_rooms: int = 0,
         recall: Recall | None = None,
+        fills: bool = False,
     ) -> None:
-        """`num_rooms` beside the slots are for guesses, which `recall` admits."""
+        """`num_rooms` beside the slots are for guesses, which `recall` admits.
+
+        With `fills` there is a slot for every expert, and each is read before it is asked for, as the disk
+        has time.
+        """
         self._index, self._reader, self._policy = index, reader, policy
         self._counters, self._trace, self._poison = counters, trace, poison
         self._packed = PackedExperts.of(index)
@@ -63,6 +70,11 @@ class ExpertSlots:
                 counters=counters,
                 trace=trace,
             )
+        config = index.config
+        assert not fills or num_slots >= len(config.moe_layers) * config.num_experts, "nothing is given up"
+        self._filling = Filling(
+            itertools.product(config.moe_layers, range(config.num_experts)) if fills else ()
+        )
         self._where: dict[Key, int] = {}
         self._busy: set[int] = set()
         # Reads begun since the last `submit`.
@@ -87,13 +99,15 @@ class ExpertSlots:
     def begin(self, key: Key) -> tuple[int, bool, bool] | None:
         """(slot, hit, here) with the slot busy, its read begun on a miss; None if every slot is busy.
 
-        What was read on a guess is no hit, and here all the same once its bytes are.
+        What was read on a guess is no hit, and here all the same once its bytes are. What fills a slot is a
+        hit if it came in time.
         """
         slot = self._where.get(key)
         if slot is not None:
             self._busy.add(slot)
             self._policy.touch(key, slot)
-            return slot, True, True
+            here = self._hurry(slot)
+            return slot, here, here
         slot = self._policy.place(key, self._busy.__contains__)
         if slot is None:
             return None
@@ -103,6 +117,28 @@ class ExpertSlots:
         self._where[key] = slot
         self._busy.add(slot)
         return slot, False, guessed is not None and self.is_here(slot)
+
+    def fill(self) -> None:
+        """Begins to read experts that nobody has asked for, while every expert has a slot."""
+        while not self._filling.is_over and (key := self._filling.next_key()) is not None:
+            if key in self._where:
+                continue
+            slot = self._policy.place(key, self._busy.__contains__)
+            assert slot is not None, "every expert has a slot"
+            assert self._slots[slot] is None, "nothing is given up for what nobody asked for"
+            content = self.start_read(key, self._room[slot], guess=True)
+            self._slots[slot] = content
+            self._where[key] = slot
+            self._filling.begun(content)
+
+    def _hurry(self, slot: int) -> bool:
+        """Whether the bytes of a slot are here; what no thread has begun of them is a demand now."""
+        content = self._slots[slot]
+        assert content is not None
+        late = [read for read in content.reads if read.pending]
+        for read in late:
+            self._reader.hurry(read)
+        return not late
 
     def submit(self) -> None:
         """Hands over the reads that were begun, together."""
@@ -136,6 +172,7 @@ class ExpertSlots:
 
     def observe(self, layer: int, ids_TS: I32) -> None:
         """Tells the policy what was routed."""
+        self.fill()
         self._policy.observe(layer, ids_TS)
         if self.guesses is not None:
             self.guesses.settle(layer, ids_TS)

@@ -166,12 +166,14 @@ class OpenModel:
             poison=poison,
             num_rooms=plan.guess_rooms,
             recall=_recall(look_ahead, config) if plan.guess_rooms else None,
+            fills=plan.fills_slots,
         )
         self.store = WeightStore(
             config, index, entries=entries, window=self._window, slots=self._slots, reader=reader
         )
         self.states = tuple(SequenceState(config, plan.context_tokens) for _ in range(plan.num_sequences))
         self._look_ahead = _look_ahead(config, self.store, self._slots)
+        self._slots.fill()
 
     @property
     def state(self) -> SequenceState:

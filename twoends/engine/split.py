@@ -32,7 +32,10 @@ _SMALL_SHARE = 4
 
 @dataclass(slots=True, kw_only=True)
 class Shares:
-    """The split. `rooms` are for guesses, `guess_bytes` what guessing keeps; `look_ahead` says why."""
+    """The split. `rooms` are for guesses, `guess_bytes` what guessing keeps; `look_ahead` says why.
+
+    `fills`: every expert has a slot, and may be read before it is asked for.
+    """
 
     window: int
     panel: int
@@ -44,6 +47,7 @@ class Shares:
     rooms: int = 0
     guess_bytes: int = 0
     look_ahead: str = "off"
+    fills: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +140,8 @@ class Splitter:
         if self.look_ahead == "off":
             reason = "off"
         elif not self.slot or shares.slots + (left // self.slot) >= self._all_slots:
-            reason = "off: every expert has room"
+            shares.fills = bool(self.slot)
+            reason = f"{self.look_ahead}: every expert has room, and is read before it is asked for"
         elif room < cost:
             reason = f"off: no room for routers ({format_bytes(routers)}) and guesses ({format_bytes(cost)})"
         elif self.look_ahead == "auto" and streamed > _BUSY_DISK * experts:
