@@ -49,7 +49,8 @@ LOOK_AHEAD = Option(
     flag="--look-ahead",
     choices=("auto", "on", "off"),
     default="auto",
-    help="read experts that the next layer's router is likely to choose: where it pays, always, never",
+    help="read experts before they are asked for: those that the next layer's router is likely to choose, "
+    "or all where all have room; where it pays, always, never",
 )
 PROFILE = Option(
     flag="--profile",
