@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.checkpoint.packs import SMALL_BLOCKS
+from tests.support.checkpoints import open_index
+from twoends.checkpoint.pack_write import write_pack
 from twoends.checkpoint.tiny import write_tiny
-
-# pytest's importlib mode adds no path; handmade_shards.py is shared by two test files.
-sys.path.insert(0, str(Path(__file__).parent))
 
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -64,3 +63,25 @@ def nano_kimi_linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def k3_copy(nano_k3: Path, tmp_path: Path) -> Path:
     """A nano Kimi K3 checkpoint that a test may damage."""
     return Path(shutil.copytree(nano_k3, tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
+def whole(nano_k3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished pack with small blocks; not to be changed."""
+    directory = tmp_path_factory.mktemp("whole") / "pack"
+    write_pack(open_index(nano_k3), directory, block_bytes=SMALL_BLOCKS)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def with_experts(nano_k3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished pack with experts too; not to be changed."""
+    directory = tmp_path_factory.mktemp("whole") / "pack"
+    write_pack(open_index(nano_k3), directory, block_bytes=SMALL_BLOCKS, experts=True)
+    return directory
+
+
+@pytest.fixture
+def pack(whole: Path, tmp_path: Path) -> Path:
+    """A pack that a test may damage."""
+    return Path(shutil.copytree(whole, tmp_path / "pack"))

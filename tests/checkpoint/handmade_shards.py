@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+INDEX = "model.safetensors.index.json"
+# Of the nano checkpoint of Kimi K3.
+PREFIX = "language_model.model."
+SHARD_OF_LAYER_3 = "model-00004-of-000010.safetensors"
+SHARD_OF_LAYER_5 = "model-00006-of-000010.safetensors"
 
 
 def header_bytes(entries: dict[str, Any]) -> bytes:
@@ -49,7 +56,7 @@ def unpack(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
 
 def edit_index(directory: Path, **changes: str | None) -> dict[str, Any]:
     """Rewrites model.safetensors.index.json with some tensors moved or (None) removed."""
-    path = directory / "model.safetensors.index.json"
+    path = directory / INDEX
     index = json.loads(path.read_text())
     for name, shard in changes.items():
         index["weight_map"].pop(name, None)
@@ -57,3 +64,17 @@ def edit_index(directory: Path, **changes: str | None) -> dict[str, Any]:
             index["weight_map"][name] = shard
     path.write_text(json.dumps(index))
     return index
+
+
+def edit_shard(directory: Path, shard: str, change: Callable[[dict], None]) -> None:
+    """Rewrites one shard with changed tensors, and the index so that it agrees."""
+    tensors = unpack(directory / shard)
+    change(tensors)
+    pack(directory / shard, tensors)
+    path = directory / INDEX
+    index = json.loads(path.read_text())
+    index["weight_map"] = {n: s for n, s in index["weight_map"].items() if s != shard} | dict.fromkeys(
+        tensors, shard
+    )
+    index["metadata"]["total_size"] = sum(len(split(p)[1]) for p in directory.glob("*.safetensors"))
+    path.write_text(json.dumps(index))

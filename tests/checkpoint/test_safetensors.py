@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade_shards import header_bytes, write_shard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.checkpoint.handmade_shards import header_bytes, write_shard
 from twoends.checkpoint.safetensors import read_header
 from twoends.errors import CheckpointError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handmade_shards import unpack
 
+from tests.checkpoint.handmade_shards import unpack
 from twoends.checkpoint import mxfp4
 from twoends.checkpoint.config import read_config
 from twoends.checkpoint.index import CheckpointIndex

@@ -82,6 +82,13 @@ def make_read(offset: int, num_bytes: int, *, path_id: int = 0, kind="trunk") ->
     )
 
 
+def fetched(reader: Reader, read: Read, *, demand: bool = True) -> bytes:
+    """The bytes that were asked for, as soon as they are there."""
+    reader.submit(read, demand=demand)
+    reader.wait(read)
+    return bytes_of(read)
+
+
 def bytes_of(read: Read) -> bytes:
     """The bytes that were asked for, without what alignment added."""
     return bytes(read.buffer[read.head : read.needed])

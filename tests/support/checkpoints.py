@@ -1,4 +1,4 @@
-"""Checkpoints that are laid out otherwise than the releases, and damaged ones."""
+"""Checkpoints opened, laid out otherwise than the releases, and damaged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
+from twoends.checkpoint.config import read_config
+from twoends.checkpoint.index import CheckpointIndex
 from twoends.checkpoint.layout import ShardPlan, checkpoint_plans, plan_shard
 from twoends.checkpoint.presets import preset_config
 from twoends.checkpoint.safetensors import read_header
@@ -13,6 +15,11 @@ from twoends.checkpoint.synthetic import SyntheticWeights
 from twoends.checkpoint.writer import write_checkpoint
 
 _PART = re.compile(r"\.experts\.(\d+)\.(w\d)\.")
+
+
+def open_index(directory: Path, **options: int) -> CheckpointIndex:
+    """The index of a checkpoint by the config that lies in it."""
+    return CheckpointIndex.open(directory, read_config(directory), **options)
 
 
 def write_split_nano(directory: Path, whole: Path, *, family: str, seed: int) -> Path:
