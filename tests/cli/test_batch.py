@@ -250,9 +250,9 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
 
 @pytest.fixture
 def many(places):
-    """Ten requests, of which two end in every few passes."""
+    """Ten requests, of which one ends in almost every pass, and the last is long enough to be interrupted."""
     bodies = {
-        f"r{i}": {"prompt": [i + 1, 5], "max_tokens": 2 + 3 * i, "temperature": 0.5, "seed": i}
+        f"r{i}": {"prompt": [i + 1, 5], "max_tokens": 1 + i if i < 9 else 24, "temperature": 0.5, "seed": i}
         for i in range(10)
     }
     write(places[0], bodies)

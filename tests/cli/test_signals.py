@@ -28,13 +28,6 @@ def start(*words: object) -> subprocess.Popen[str]:
     )
 
 
-def run_json(*words: object) -> dict:
-    process = start(*words, "--json")
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    return json.loads(out)
-
-
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     """What is left of stdout and stderr; not communicate(), which would lose what read() has buffered."""
     with process:
@@ -42,7 +35,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
-def test_a_signal_saves_the_session_and_says_how_to_go_on(nano, tmp_path, number):
+def test_a_signal_saves_the_session_and_says_how_to_go_on(twoends, nano, tmp_path, number):
     file = tmp_path / "mine.session"
     process = start("run", nano, "hello", "-n", 30, "--save", file, *SLOW)
     first = process.stdout.read(1)
@@ -56,8 +49,9 @@ def test_a_signal_saves_the_session_and_says_how_to_go_on(nano, tmp_path, number
     num_left = int(go_on[6])
     assert 0 < num_left < 30
     # every kernel gives the same bits, so the rest may come from the fast ones
-    rest = run_json(*go_on[1:7])
-    straight = run_json("run", nano, "hello", "-n", 30)
+    rest, straight = (
+        json.loads(twoends(*words, "--json").out) for words in (go_on[1:7], ["run", nano, "hello", "-n", 30])
+    )
     assert rest["ids"] == straight["ids"][30 - num_left :]
     assert (first + out).rstrip("\n") + rest["text"] == straight["text"]
 

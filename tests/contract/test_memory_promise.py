@@ -131,26 +131,35 @@ def answers(path: Path) -> dict:
     return {line["custom_id"]: line["response"]["body"]["choices"] for line in found}
 
 
+@pytest.fixture(scope="module")
+def batches(nano_dirs, tmp_path_factory):
+    """family -> requests, their batches one by one and by eights without a limit, and the answers."""
+    found = {}
+    for family, directory in nano_dirs.items():
+        place = tmp_path_factory.mktemp(f"batch-{family}")
+        write_requests(place / "in", 20, 6)
+        each = {}
+        for sequences in (1, 8):
+            words = ["batch", str(directory), str(place / "in"), str(place / f"out-{sequences}")]
+            each[sequences] = run_limited([*words, "--sequences", str(sequences), "--json"]).json()
+        found[family] = (place / "in", each[1], each[8], answers(place / "out-1"))
+    return found
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("limit", ["cgroup", "RLIMIT_DATA"])
-def test_a_batch_of_many_sequences_stays_within_an_enforced_limit(nano_dirs, tmp_path, family, limit):
+def test_a_batch_of_many_sequences_stays_within_an_enforced_limit(
+    nano_dirs, batches, tmp_path, family, limit
+):
     """A megabyte above the floor of eight sequences; reserved memory lies 40 MB higher."""
-    requests, tight, ample = (tmp_path / name for name in ("in", "tight", "ample"))
-    write_requests(requests, 20, 6)
-    alone = run_limited(
-        ["batch", str(nano_dirs[family]), str(requests), str(ample), "--sequences", "1", "--json"]
-    ).json()
-    words = [nano_dirs[family], requests, tight, "--sequences", 8]
-    probe = run_limited(
-        ["batch", *map(str, words[:2]), str(tmp_path / "probe"), "--sequences", "8", "--json"]
-    )
-    floor = probe.json()["plan"]["floor_bytes"]
-    ram_bytes = floor + MEGABYTE + (40 * MEGABYTE if limit == "RLIMIT_DATA" else 0)
+    requests, alone, ample, expected = batches[family]
+    ram_bytes = ample["plan"]["floor_bytes"] + MEGABYTE + (40 * MEGABYTE if limit == "RLIMIT_DATA" else 0)
+    words = [nano_dirs[family], requests, tmp_path / "tight", "--sequences", 8]
     found = batch_within(limit, words, ram_bytes)
     assert found["num_sequences"] == 8
     assert found["num_passes"] < alone["num_passes"] / 4
     assert_kept(found, ram_bytes, limit)
-    assert answers(tight) == answers(ample)
+    assert answers(tmp_path / "tight") == expected
 
 
 @pytest.mark.parametrize("limit", ["cgroup", "RLIMIT_DATA"])
