@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from twoends.checkpoint.tiny import write_tiny
@@ -13,13 +15,34 @@ def pytest_addoption(parser):
         "--matrix",
         choices=("sample", "full"),
         default="sample",
-        help="full runs every combination of the bit contract on every instruction set",
+        help="full runs every combination of what tests marked `matrix` sample",
     )
     parser.addoption(
         "--big",
         action="store_true",
         help="also runs checkpoints of 1.7 GB and of Kimi K3's true layer sizes under enforced limits",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """`full(reason)`: skipped without --matrix=full, before any fixture is made."""
+    mark = item.get_closest_marker("full")
+    if mark is not None and item.config.getoption("--matrix") != "full":
+        pytest.skip(f"only with --matrix=full: {mark.args[0]}")
+
+
+def pytest_generate_tests(metafunc):
+    """`matrix(names, axes, sample=...)`: the whole product with --matrix=full, elsewhere a sample of it."""
+    for mark in metafunc.definition.iter_markers("matrix"):
+        names, axes = mark.args
+        full = metafunc.config.getoption("--matrix") == "full"
+        cases = list(itertools.product(*axes)) if full else mark.kwargs["sample"](axes)
+        metafunc.parametrize(names, cases, ids=["-".join(map(_id, case)) for case in cases])
+
+
+def _id(value):
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 @pytest.fixture(scope="session")

@@ -72,10 +72,8 @@ def released_plans(config: ModelConfig) -> list[tuple[str, bytes, int]]:
 
 
 @pytest.fixture(scope="module")
-def true_size(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def true_size(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the released headers, sizes and index, and no weights."""
-    if request.config.getoption("--matrix") != "full":
-        pytest.skip("only with --matrix=full: half a minute of headers")
     directory = tmp_path_factory.mktemp("k3")
     config = preset_config("layer", num_layers=93)
     (directory / "config.json").write_text(config_text(config, expert_format="mxfp4"))
@@ -99,6 +97,7 @@ def probe(directory: Path, cache: Path, mode: str) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.full("half a minute of headers")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc for resident sizes")
 def test_half_a_million_tensors_cost_under_ten_megabytes(true_size: Path, tmp_path: Path) -> None:
     built = probe(true_size, tmp_path / "cache", "time")

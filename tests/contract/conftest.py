@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from tests.contract.axes import LONG, PACKS
 from tests.support.running import PROMPT, make_ops, run
 from twoends.checkpoint.pack_write import write_pack
 from twoends.engine.open import Checkpoint
-
-
-def pytest_generate_tests(metafunc):
-    """`matrix(names, axes, sample=...)`: the whole product with --matrix=full, elsewhere a sample of it."""
-    for mark in metafunc.definition.iter_markers("matrix"):
-        names, axes = mark.args
-        full = metafunc.config.getoption("--matrix") == "full"
-        cases = list(itertools.product(*axes)) if full else mark.kwargs["sample"](axes)
-        metafunc.parametrize(names, cases, ids=["-".join(map(_id, case)) for case in cases])
-
-
-def _id(value):
-    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 @pytest.fixture(scope="session")

@@ -78,11 +78,11 @@ def test_the_numpy_definition_gives_the_same_logits(trunks, expected, family, pa
 def test_sampled_text_is_the_same_at_every_budget_and_break(nano_checkpoints, tmp_path, family):
     sampling = Sampling(temperature=0.9, top_p=0.95, seed=7)
     checkpoint = nano_checkpoints[family]
-    plain = run(checkpoint, ops=make_ops("plain"), num_new=40, sampling=sampling)
+    plain = run(checkpoint, ops=make_ops("plain"), num_new=24, sampling=sampling)
     other = run(
         checkpoint,
         ops=make_ops(ISAS[0], 2),
-        num_new=40,
+        num_new=24,
         sampling=sampling,
         budget="floor",
         chunk=2,

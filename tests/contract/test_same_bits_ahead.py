@@ -67,14 +67,14 @@ def test_a_profile_of_another_run_changes_no_bit(nano_checkpoints, expected, fam
 def test_neither_read_shape_nor_profile_is_inert(nano_checkpoints):
     """Smaller pieces are more reads; a profile changes which experts stay."""
     checkpoint = nano_checkpoints["kimi-k3"]
-    plain = run(checkpoint, ops=make_ops(ISAS[0]), num_new=40, budget=0.5)
+    plain = run(checkpoint, ops=make_ops(ISAS[0]), num_new=20, budget=0.5)
     small = run(
         checkpoint,
         ops=make_ops(ISAS[0]),
-        num_new=40,
+        num_new=20,
         budget=0.5,
         read_shape=SHAPES["small"],
     )
     assert small.counters.num_reads > plain.counters.num_reads
-    warm = run(checkpoint, ops=make_ops(ISAS[0]), num_new=40, budget=0.5, profile=plain.profile)
+    warm = run(checkpoint, ops=make_ops(ISAS[0]), num_new=20, budget=0.5, profile=plain.profile)
     assert warm.counters.expert_hits != plain.counters.expert_hits

@@ -18,7 +18,7 @@ from twoends.generate.sampler import Sampling
 ISAS = native_isas()
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.7, seed=3)}
 GUESSERS = ("itself", "stranger")
-NUM_NEW = 40
+NUM_NEW = 28
 
 pytestmark = pytest.mark.skipif(not ISAS, reason="the native kernels are not built")
 
@@ -67,7 +67,7 @@ def test_drafts_change_no_bit(nano_checkpoints, undrafted, tmp_path, monkeypatch
         sampling=SAMPLINGS[sampling],
         budget="floor",
         draft=5,
-        save_after=21,
+        save_after=15,
         tmp_path=tmp_path,
     )
     assert_same(drafted, plain)
@@ -137,7 +137,7 @@ def test_prompt_lookup_changes_no_bit(nano_checkpoints, expected, family):
     checkpoint = nano_checkpoints[family]
     first = expected[family].ids[:30]
     prompt = [*PROMPT, *first, *PROMPT, *first[:8]]
-    options = {"num_new": 30, "prompt": prompt, "budget": "floor", "chunk": 64}
+    options = {"num_new": 16, "prompt": prompt, "budget": "floor", "chunk": 64}
     plain = run(checkpoint, ops=make_ops("plain"), **options)
     drafted = run(checkpoint, ops=make_ops("plain"), draft=5, **options)
     assert_same(drafted, plain)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.plans import floor_of, plan
+from tests.support.covering import every_pair
 from tests.support.together import request
 from twoends.checkpoint.predicted import predicted_index
 from twoends.checkpoint.presets import preset_config
@@ -74,10 +75,11 @@ def test_eight_sequences_of_kimi_k3_read_as_many_bytes_as_the_design_says():
     assert shown.bytes_per_token / eight.bytes_per_token == pytest.approx(3.55, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["kimi-k3", "mini"])
-@pytest.mark.parametrize("above", [10**6, 6 * 10**7, 10**10])
-@pytest.mark.parametrize("most", [3, 100])
-@pytest.mark.parametrize("prompt", [1, 960])
+@pytest.mark.matrix(
+    "name, above, most, prompt",
+    (("kimi-k3", "mini"), (10**6, 6 * 10**7, 10**10), (3, 100), (1, 960)),
+    sample=every_pair,
+)
 def test_the_number_of_sequences_is_the_one_with_the_fewest_bytes_a_row(models, name, above, most, prompt):
     ram_bytes = floor_of(models[name]) + above
 

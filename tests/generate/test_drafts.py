@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.support.backends import native_isas
 from tests.support.opened import generate, opened
 from tests.support.running import PROMPT, make_ops, open_draft
 from twoends.checkpoint.presets import preset_config
@@ -21,6 +22,7 @@ from twoends.generate.sampler import Sampling
 from twoends.generate.tokenizer import Tokenizer
 
 FAMILIES = ("kimi-k3", "kimi-linear")
+ISA = (native_isas() or ["reference"])[0]
 
 
 class Saying:
@@ -79,7 +81,7 @@ def test_no_more_is_proposed_than_may_be_used(most):
 def test_a_model_that_drafts_for_itself_is_always_right_greedy_and_sampled(nano_checkpoints, family):
     for sampling in (Sampling(), Sampling(temperature=0.8, seed=4)):
         truth = _text_of(nano_checkpoints[family], 12, sampling)
-        model = open_draft(nano_checkpoints[family], make_ops("reference"), context=40)
+        model = open_draft(nano_checkpoints[family], make_ops(ISA), context=40)
         try:
             drafter = DraftModel(model, sampling=sampling)
             assert drafter.propose(list(PROMPT), 4) == truth[:4]
@@ -93,7 +95,7 @@ def test_a_model_that_drafts_for_itself_is_always_right_greedy_and_sampled(nano_
 @pytest.mark.parametrize("right", [0, 1, 3])
 def test_wrong_guesses_leave_no_trace_in_the_draft_models_state(nano_checkpoints, family, right):
     """What it guesses after a refusal is what it guesses when it never made the wrong guesses."""
-    ops = make_ops("reference")
+    ops = make_ops(ISA)
     one = open_draft(nano_checkpoints[family], ops, context=40, budget=0.1)
     other = open_draft(nano_checkpoints[family], ops, context=40, budget=0.1)
     try:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 from tests.support.backends import native_isas
-from tests.support.running import Silent, make_ops, plan_of
+from tests.support.running import Silent, make_ops, plan_of, tokenizer_of
 from twoends.engine.files import read_at
 from twoends.engine.open import OpenModel
 from twoends.engine.trace import Trace
 from twoends.generate.generator import Generator
 from twoends.generate.sampler import Sampling
 from twoends.generate.stream import TextStream
-from twoends.generate.tokenizer import Tokenizer
 
 
 @contextmanager
@@ -46,11 +45,10 @@ def generate(
 ):
     """One run of a generator with a stream of its own."""
     checkpoint = generator._model.checkpoint
-    tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
     return generator.run(
         num_new=num_new,
         sampling=sampling or Sampling(),
-        stream=TextStream(tokenizer, stop_strings=stop_strings, stop_ids=frozenset(stop_ids)),
+        stream=TextStream(tokenizer_of(checkpoint), stop_strings=stop_strings, stop_ids=frozenset(stop_ids)),
         progress=progress or Silent(),
         stop_asked=stop_asked,
     )

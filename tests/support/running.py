@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,6 +90,16 @@ def plan_of(
     return make(floor + round(budget * rest))
 
 
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """The checkpoint's tokenizer, opened once for all runs."""
+    return _open_tokenizer(checkpoint.directory, checkpoint.config.vocab_size)
+
+
+@functools.cache
+def _open_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
+    return Tokenizer.open(directory, vocab_size=vocab_size)
+
+
 def make_ops(isa: str, threads: int = 1) -> Ops:
     return reference_ops() if isa == "reference" else native(isa, threads)
 
@@ -147,7 +158,7 @@ def run(
                 saved = read_session(tmp_path / "s", checkpoint=checkpoint)
                 restore_state(saved, model.state)
                 ids = saved.ids
-            tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
+            tokenizer = tokenizer_of(checkpoint)
             drafter = None if guesses is None else DraftModel(guesses, sampling=sampling or Sampling())
             generator = Generator(
                 model, ids, chunk=plan.chunk_tokens, earlier_ids=list(earlier), draft_model=drafter

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.support.running import plan_of
+from tests.support.running import plan_of, tokenizer_of
 from twoends.engine.open import OpenModel
 from twoends.engine.trace import Counters, Trace
 from twoends.generate.generator import Outcome
 from twoends.generate.sampler import Sampling
 from twoends.generate.schedule import Request, Scheduler
 from twoends.generate.stream import TextStream
-from twoends.generate.tokenizer import Tokenizer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,13 +27,12 @@ class Together:
 def request(
     checkpoint, key, prompt, num_new, *, sampling=None, stop_strings=(), stop_ids=frozenset()
 ) -> Request:
-    tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
     return Request(
         key=key,
         ids=list(prompt),
         num_new=num_new,
         sampling=sampling or Sampling(),
-        stream=TextStream(tokenizer, stop_strings=stop_strings, stop_ids=stop_ids),
+        stream=TextStream(tokenizer_of(checkpoint), stop_strings=stop_strings, stop_ids=stop_ids),
     )
 
 
