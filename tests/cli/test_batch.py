@@ -250,10 +250,11 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
 
 @pytest.fixture
 def many(places):
-    """Ten requests, of which one ends in almost every pass, and the last is long enough to be interrupted."""
+    """Ten requests, of which one or two end in almost every pass; the last is long enough to be stopped."""
+    lengths = [1 + i // 2 for i in range(9)] + [24]
     bodies = {
-        f"r{i}": {"prompt": [i + 1, 5], "max_tokens": 1 + i if i < 9 else 24, "temperature": 0.5, "seed": i}
-        for i in range(10)
+        f"r{i}": {"prompt": [i + 1, 5], "max_tokens": length, "temperature": 0.5, "seed": i}
+        for i, length in enumerate(lengths)
     }
     write(places[0], bodies)
     return bodies
