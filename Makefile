@@ -10,8 +10,9 @@ PROMPT ?= Once upon a time
 run: $(VENV)/.run
 	@$(BIN)/twoends run "$(PROMPT)" -n 120
 
+# Whole files to a worker, so that what a file's tests share is made once.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -63,7 +63,9 @@ def trainer_logits(model, ids: list[int]) -> np.ndarray:
 
 
 def assert_agree(found_TW: np.ndarray, expected_TW: np.ndarray) -> None:
-    assert np.abs(found_TW - expected_TW).max() <= BOUND
+    apart = np.abs(found_TW - expected_TW).max()
+    print(f"{len(found_TW)} positions, at most {apart:.1e} apart")
+    assert apart <= BOUND
     assert found_TW.argmax(axis=1).tolist() == expected_TW.argmax(axis=1).tolist()
 
 
@@ -93,6 +95,7 @@ def test_with_rounded_inputs_they_agree_but_for_what_lies_on_a_border(documents:
         assert_agree(trainer_logits(model, ids), logits_TW)
         num_told += sum(one.num_told for one in told)
         num_rounded += sum(one.num_rounded for one in told)
+    print(f"{num_told} of {num_rounded:,} inputs rounded apart")
     assert num_rounded > NUM_POSITIONS * LONGEST
     assert num_told <= MOST_APART * num_rounded
 

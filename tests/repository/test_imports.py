@@ -67,6 +67,11 @@ def test_a_file_stays_below_400_lines(path):
     assert len(path.read_text().splitlines()) <= 400
 
 
+def test_so_does_a_file_of_tests():
+    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "tests").rglob("*.py")}
+    assert {path: length for path, length in lengths.items() if length > 400} == {}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_a_function_stays_below_60_lines(path):
     for node in ast.walk(ast.parse(path.read_text())):
