@@ -8,7 +8,9 @@ import os
 import pytest
 
 from twoends.bench.ladder import RungRow
+from twoends.bench.replay import engine_passes
 from twoends.bench.report import Spread
+from twoends.bench.traces import read_trace
 from twoends.checkpoint.tiny import write_tiny
 from twoends.cli.bench_predict import GOOD, Prediction, errors_of
 from twoends.engine.device import DiskRate, keep_rate
@@ -45,18 +47,21 @@ def test_without_doctors_figures_nothing_is_predicted(twoends, nano):
 
 
 @native
-def test_hits_of_the_decoding_passes_are_predicted_to_the_request(twoends, nano, measured):
-    def counts(new):
-        words = ("--ids", "1,2,3,4,5,6,7,8", "-n", new, "--ram", "400MB", "--json")
-        run = json.loads(twoends("run", nano, *words).out)
-        return run["expert_requests"], run["expert_hits"]
-
+def test_where_every_expert_has_a_slot_all_hits_are_predicted(twoends, nano, measured):
     found = json.loads(twoends("bench", "predict", nano, *WORDS, "--json").out)
-    # one new id comes from the prompt's pass alone; everything is in memory at this budget
-    (all_asked, all_hits), (asked, hits) = counts(6), counts(1)
-    assert found["predictions"][1]["hit_share"] == (all_hits - hits) / (all_asked - asked)
+    assert [prediction["hit_share"] for prediction in found["predictions"]] == [1.0, 1.0]
     assert [row["ram_bytes"] for row in found["rows"]] == [300_000_000, 400_000_000]
     assert set(found["errors"]) == {"300000000", "400000000"}
+
+
+@native
+def test_the_replay_of_a_trace_has_the_hits_of_the_run_to_the_request(twoends, nano, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    words = ("--ids", "1,2,3,4,5,6,7,8", "-n", "6", "--ram", "400MB", "--look-ahead", "off")
+    run = json.loads(twoends("run", nano, *words, "--trace", trace, "--json").out)
+    passes = engine_passes(read_trace(trace), run["plan"]["num_slots"])
+    assert sum(requests for requests, _ in passes) == run["expert_requests"]
+    assert sum(hits for _, hits in passes) == run["expert_hits"] > 0
 
 
 @native

@@ -85,11 +85,14 @@ def predict(job: Job, ram_bytes: int, *, figures: Figures, trace: RoutingTrace) 
             ram_bytes=ram_bytes,
             context_tokens=len(job.ids) + job.num_new,
             chunk_tokens=None,
+            look_ahead="auto",
             reference=False,
         )
     except DoesNotFit:
         return None
     passes = engine_passes(trace, plan.num_slots)[_prompt_passes(plan, job) :]
+    if plan.fills_slots:  # read before they are asked for, whatever a replay of demands says
+        passes = [(requests, requests) for requests, _ in passes]
     found = [
         estimate(
             plan,

@@ -166,8 +166,7 @@ def make_plan(
     )
     limits = (most_rows, chunk_tokens, draft_tokens)
     base = _lay_base(config, index, fixed, ram_bytes=ram_bytes, num_sequences=num_sequences, limits=limits)
-    experts = len(config.moe_layers) * config.num_experts
-    hits = curve or assumed_curve(cycle_slots=_cycle(config), all_slots=experts)
+    hits = curve or assumed_curve(cycle_slots=_cycle(config), all_slots=_experts_in_all(config))
     splitter = Splitter(config=config, index=index, slot=base.slot, curve=hits, look_ahead=look_ahead)
     shares = splitter.split(base.left, floor_window=base.floor_window)
     return Plan(
@@ -183,12 +182,12 @@ def make_plan(
         decoded_bytes=shares.decoded,
         num_slots=shares.slots,
         slot_bytes=base.slot,
-        rows=(*fixed, base.scratch, *_rows_of(shares, slot=base.slot, num_experts=experts)),
+        rows=(*fixed, base.scratch, *_rows_of(shares, slot=base.slot, num_experts=_experts_in_all(config))),
         floor_rows=base.floor_rows,
         trunk_bytes_per_pass=pass_bytes(shares.entries),
         expert_bytes_per_request=expert_read_bytes(index) if base.slot else 0.0,
         experts_per_pass=_cycle(config),
-        experts_in_all=experts,
+        experts_in_all=_experts_in_all(config),
         expected_hits=hits.share(shares.slots),
         hits_source=hits.source,
         guess_rooms=shares.rooms,
@@ -201,6 +200,10 @@ def make_plan(
 def _cycle(config: ModelConfig) -> int:
     """Experts that one token asks for in all layers."""
     return len(config.moe_layers) * config.experts_per_token
+
+
+def _experts_in_all(config: ModelConfig) -> int:
+    return len(config.moe_layers) * config.num_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

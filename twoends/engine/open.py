@@ -145,13 +145,7 @@ class OpenModel:
         self.trace.event("model", fingerprint=index.fingerprint, policy=policy, slots=plan.num_slots)
         self.files = WeightFiles(index.paths, direct=direct, read=read)
         self.read_shape = read_shape or ReadShape()
-        reader = Reader(
-            self.files,
-            counters=self.counters,
-            trace=self.trace,
-            depth=self.read_shape.depth,
-            piece_bytes=self.read_shape.piece_bytes,
-        )
+        reader = self._start_reader()
         entries = trunk_entries(config, index, panel_bytes=plan.panel_bytes)
         self._window = _window(plan, entries, reader, poison=poison)
         self._curve = None if profile is None else profile.curve
@@ -174,6 +168,15 @@ class OpenModel:
         self.states = tuple(SequenceState(config, plan.context_tokens) for _ in range(plan.num_sequences))
         self._look_ahead = _look_ahead(config, self.store, self._slots)
         self._slots.fill()
+
+    def _start_reader(self) -> Reader:
+        return Reader(
+            self.files,
+            counters=self.counters,
+            trace=self.trace,
+            depth=self.read_shape.depth,
+            piece_bytes=self.read_shape.piece_bytes,
+        )
 
     @property
     def state(self) -> SequenceState:
