@@ -18,6 +18,7 @@ from twoends.checkpoint.draft_config import (
     check_tensors,
     draft_config_text,
     draft_specs,
+    layer_config,
     read_draft_config,
 )
 from twoends.checkpoint.layout import TensorPlan, plan_shard
@@ -30,10 +31,11 @@ from twoends.kernels.ops import F32, Bytes, Matrix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFile:
-    """A draft layer whose header was read and found right; no weight was read yet."""
+    """A draft layer whose header was read and found right; no weight was read yet. `layer` is its shape."""
 
     directory: Path
     config: DraftConfig
+    layer: ModelConfig
     header: ShardHeader
     specs: tuple[TensorSpec, ...]
 
@@ -45,7 +47,8 @@ class DraftFile:
         specs = draft_specs(config, target)
         found = dict(zip(header.names, zip(header.dtypes, header.shapes, strict=True), strict=True))
         check_tensors(header.path, found, specs)
-        return cls(directory=directory, config=config, header=header, specs=specs)
+        layer = layer_config(config, target)
+        return cls(directory=directory, config=config, layer=layer, header=header, specs=specs)
 
     @property
     def num_bytes(self) -> int:

@@ -14,6 +14,8 @@ from twoends.model.rows import SequenceRows
 
 # Called with the number of layers done, after each.
 LayerDone = Callable[[int], None]
+# Called after the last layer: the embeddings of the rows, the residual stream, what the last norm reads.
+Observe = Callable[[F32, Residual, F32], None]
 
 
 def forward(
@@ -26,6 +28,7 @@ def forward(
     layer_done: LayerDone,
     wanted: Sequence[int],
     look_ahead: LookAhead | None = None,
+    observe: Observe | None = None,
 ) -> F32:
     """Logits of the rows that are `wanted`, in that order; every state moves on by its rows.
 
@@ -33,7 +36,8 @@ def forward(
     shares the pass, and a row's logits don't depend on the others. Where rows are tentative the state stays,
     until `Tentative.keep` moves it on. Raises ReadError, and NotSound from the router.
     """
-    residual = Residual(store.embedding_rows(ids_T), config)
+    embedding_TD = store.embedding_rows(ids_T)
+    residual = Residual(embedding_TD, config)
     for i in range(config.num_layers):
         with store.layer(i) as weights:  # layer i is arriving; what follows is already on its way
             attention_half(weights, residual, sequences, layer=i, config=config, ops=ops)
@@ -47,4 +51,6 @@ def forward(
             rows.state.position += rows.count
     with store.top() as top:
         h_TD = residual.input(top, "output_res", ops)
+        if observe is not None:
+            observe(embedding_TD, residual, h_TD)
         return head_logits(top, h_TD[list(wanted)], config, ops)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from twoends.engine.budget import Plan, Row, make_plan
 from twoends.engine.curve import HitCurve
 from twoends.engine.experts import ExpertSlots
 from twoends.engine.files import ReadAt, WeightFiles, read_at
-from twoends.engine.forward import LayerDone, forward
+from twoends.engine.forward import LayerDone, Observe, forward
 from twoends.engine.layout import Entry, trunk_entries
 from twoends.engine.lookahead import LookAhead, LookAheadMode
 from twoends.engine.memory import counted_bytes, hard_limit_bytes
@@ -29,6 +30,7 @@ from twoends.engine.trace import Counters, Trace
 from twoends.engine.window import Window, pinned_first
 from twoends.errors import DoesNotFit, OptionError
 from twoends.kernels.ops import F32, I32, Activations, Ops
+from twoends.model.attnres import Residual
 from twoends.model.rows import SequenceRows
 from twoends.model.state import SequenceState
 from twoends.model.tentative import Tentative
@@ -36,6 +38,9 @@ from twoends.units import format_bytes
 
 # numpy temporaries of the reference kernels: values and binary64 sums of a block of rows.
 REFERENCE_BACKEND_BYTES = 64_000_000
+
+# Told of every pass of one sequence: the position of its first id, its ids, and what forward.Observe gets.
+Watch = Callable[[int, list[int], F32, Residual, F32], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +172,7 @@ class OpenModel:
         )
         self.states = tuple(SequenceState(config, plan.context_tokens) for _ in range(plan.num_sequences))
         self._look_ahead = _look_ahead(config, self.store, self._slots)
+        self._watch: Watch | None = None
         self._slots.fill()
 
     def _start_reader(self) -> Reader:
@@ -247,7 +253,13 @@ class OpenModel:
             layer_done=layer_done,
             wanted=wanted,
             look_ahead=self._look_ahead,
+            observe=self._watched(ids, sequences),
         )
+
+    def _watched(self, ids: list[int], sequences: Sequence[SequenceRows]) -> Observe | None:
+        if self._watch is None:
+            return None
+        return functools.partial(self._watch, sequences[0].state.position, ids)
 
     def run_tentative(self, ids: list[int], *, layer_done: LayerDone) -> tuple[F32, Tentative]:
         """Logits after each of `ids`, and the pass itself: `keep(count, ops)` moves the state on by some.
@@ -257,6 +269,11 @@ class OpenModel:
         tentative = Tentative(self.state, len(ids))
         rows = SequenceRows(state=self.state, first=0, count=len(ids), tentative=tentative)
         return self._pass(ids, [rows], wanted=range(len(ids)), layer_done=layer_done), tentative
+
+    def watch(self, watch: Watch) -> None:
+        """Lets `watch` see the hidden states of every pass from now on, before its rows are kept or taken back."""
+        assert self.plan.num_sequences == 1, "rows of one sequence are watched"
+        self._watch = watch
 
     def expect_passes(self, count: int) -> None:
         """Lets the window read ahead into `count` more passes."""

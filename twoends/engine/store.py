@@ -12,6 +12,7 @@ from twoends.engine.arena import PAGE, Arena
 from twoends.engine.experts import ExpertSlots, LayerExperts
 from twoends.engine.layout import Entry, VectorsEntry
 from twoends.engine.reader import Read, Reader, aligned_size
+from twoends.engine.resident import ResidentMatrix, head_entry
 from twoends.engine.window import Window
 from twoends.kernels.ops import F32, I32, Matrix
 from twoends.model.weights import VECTORS, Panel
@@ -33,7 +34,7 @@ class WeightStore:
         slots: ExpertSlots,
         reader: Reader,
     ) -> None:
-        self._config = config
+        self._config, self._index = config, index
         self._reader, self._window, self._slots = reader, window, slots
         self._embed = index.tensor(None, "embed")
         self._row_room = embedding_room(index)
@@ -70,6 +71,10 @@ class WeightStore:
         for begin in range(0, len(distinct), _EMBED_ROWS_AT_ONCE):
             rows.update(self._read_rows(distinct[begin : begin + _EMBED_ROWS_AT_ONCE]))
         return np.stack([rows[i] for i in ids_T.tolist()])
+
+    def resident_head(self) -> ResidentMatrix:
+        """A head in memory of its own, for who needs it between passes; its bytes are read now."""
+        return ResidentMatrix(head_entry(self._config, self._index), self._reader)
 
     def close(self) -> None:
         """Ends the reads and closes the files."""

@@ -36,6 +36,11 @@ class Residual:
         """Tokens of this pass."""
         return int(self._sources_NTD.shape[1])
 
+    def block(self, number: int) -> F32:
+        """The running sum at the end of block `number` (from 0), after the last layer: b_TD."""
+        end_TD: F32 = self._sources_NTD[number + 1]
+        return end_TD
+
     def snapshot(self) -> None:
         """Banks the running sum and starts a new, empty one."""
         self._last += 1
