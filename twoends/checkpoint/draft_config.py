@@ -66,7 +66,8 @@ def read_draft_config(directory: Path) -> DraftConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"{path} can't be read: {error.strerror}.", remedies=["A draft is made by:  twoends train --draft-of"]
+            f"{path} can't be read: {error.strerror}.",
+            remedies=["A draft is made by:  twoends train --draft-of"],
         ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}.", evidence=[("file", str(path))]) from None
@@ -123,7 +124,11 @@ def refuse_other_target(
         ("digest of the config", target.digest, draft.target_config),
         ("digest of the tokenizer", tokenizer or draft.target_tokenizer, draft.target_tokenizer),
     ]
-    wrong = [(name, f"{ours} in this model", f"{theirs} in the draft") for name, ours, theirs in rows if ours != theirs]
+    wrong = [
+        (name, f"{ours} in this model", f"{theirs} in the draft")
+        for name, ours, theirs in rows
+        if ours != theirs
+    ]
     if wrong:
         raise OptionError(
             f"the draft {draft_name} was made for another model than {target_name}.",
@@ -170,7 +175,9 @@ def draft_specs(draft: DraftConfig, target: ModelConfig) -> tuple[TensorSpec, ..
     return (*joins, *layer, _spec("final_norm", "norm.weight", width))
 
 
-def check_tensors(path: Path, found: dict[str, tuple[str, tuple[int, ...]]], specs: tuple[TensorSpec, ...]) -> None:
+def check_tensors(
+    path: Path, found: dict[str, tuple[str, tuple[int, ...]]], specs: tuple[TensorSpec, ...]
+) -> None:
     """`found` are name -> (dtype, shape) of the file. Raises CheckpointError for any that differs."""
     wanted = {spec.file_name: (str(spec.released), spec.shape) for spec in specs}
     for name in sorted(set(wanted) | set(found)):
@@ -230,7 +237,10 @@ def _check_values(path: Path, raw: dict[str, Any]) -> None:
         if not is_right:
             raise ConfigError(
                 f"{path} has a wrong '{name}'.",
-                evidence=[("expected", expected.get(name, "a whole number, at least 1")), ("found", repr(raw[name]))],
+                evidence=[
+                    ("expected", expected.get(name, "a whole number, at least 1")),
+                    ("found", repr(raw[name])),
+                ],
             )
 
 

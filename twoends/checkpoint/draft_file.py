@@ -83,7 +83,12 @@ class DraftTensors:
 
 
 def write_draft(
-    directory: Path, config: DraftConfig, target: ModelConfig, *, tensors: Mapping[str, NDArray[Any]], card: str
+    directory: Path,
+    config: DraftConfig,
+    target: ModelConfig,
+    *,
+    tensors: Mapping[str, NDArray[Any]],
+    card: str,
 ) -> None:
     """Writes the folder; config.json comes last. `tensors` are by file name, F32 or the bits of BF16.
 

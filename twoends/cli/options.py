@@ -43,7 +43,10 @@ DRAFT_MODEL = Option(
     flag="--draft-model",
     value="DIR",
     convert=Path,
-    help="a smaller model with the same tokenizer, which guesses where the text so far suggests nothing",
+    help=(
+        "what guesses where the text so far suggests nothing: a smaller model with the same tokenizer, or a "
+        "layer that train --draft-of made for this model (nano-draft: the one that ships)"
+    ),
 )
 LOOK_AHEAD = Option(
     flag="--look-ahead",

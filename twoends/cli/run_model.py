@@ -17,7 +17,14 @@ from twoends.cli.command import Values
 from twoends.cli.live import RunProgress
 from twoends.cli.narrate import say_what_runs
 from twoends.cli.report import RunReport, draw_card, run_object
-from twoends.cli.run_draft import DraftJob, draft_rows, draft_tokens, earlier_ids, prepare_draft_model
+from twoends.cli.run_draft import (
+    DraftJob,
+    OpenDraft,
+    draft_rows,
+    draft_tokens,
+    earlier_ids,
+    prepare_draft_model,
+)
 from twoends.cli.screen import Screen
 from twoends.cli.stop import StopSignals
 from twoends.engine.budget import Plan
@@ -27,7 +34,6 @@ from twoends.engine.open import Checkpoint, OpenModel
 from twoends.engine.profile import ExpertProfile, write_profile
 from twoends.engine.trace import Trace
 from twoends.errors import NotSound, OptionError, TwoendsError
-from twoends.generate.draft_model import DraftModel
 from twoends.generate.generator import Generator, Outcome
 from twoends.generate.sampler import Sampling
 from twoends.generate.session import SavedSession, read_session, restore_state, save_session
@@ -66,8 +72,9 @@ def run(values: Values, screen: Screen) -> None:
             with contextlib.ExitStack() as opened:
                 model = _open_model(job)
                 opened.callback(model.close)
-                draft = None if job.draft is None else job.draft.open(values, job.choice)
-                if draft is not None:
+                draft = None
+                if job.draft is not None:
+                    draft = job.draft.open(model, values, job.choice, job.sampling)
                     opened.callback(draft.close)
                 outcome, session, trouble = _generate_and_save(job, model, draft, screen=screen, stop=stop)
         except KeyboardInterrupt:
@@ -89,7 +96,7 @@ def run(values: Values, screen: Screen) -> None:
         wall_s=time.perf_counter() - began,
         session=session,
         draft=job.draft,
-        draft_bytes_read=0 if draft is None else draft.counters.bytes_read,
+        draft_bytes_read=0 if draft is None else draft.bytes_read(),
     )
     if values.json:
         screen.line(json.dumps(run_object(report)))
@@ -179,7 +186,7 @@ def _open_model(job: Job) -> OpenModel:
 
 
 def _generate_and_save(
-    job: Job, model: OpenModel, draft: OpenModel | None, *, screen: Screen, stop: StopSignals
+    job: Job, model: OpenModel, draft: OpenDraft | None, *, screen: Screen, stop: StopSignals
 ) -> tuple[Outcome, Path | None, TwoendsError | None]:
     say_what_runs(job.checkpoint, job.plan, job.choice, model.files, values=job.values, screen=screen)
     if job.saved is not None:
@@ -189,7 +196,7 @@ def _generate_and_save(
         list(job.ids),
         chunk=job.plan.chunk_tokens,
         earlier_ids=job.earlier_ids,
-        draft_model=None if draft is None else DraftModel(draft, sampling=job.sampling),
+        draft_model=None if draft is None else draft.drafter,
     )
     outcome = generator.run(
         num_new=job.values.n,

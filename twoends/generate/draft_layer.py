@@ -42,7 +42,7 @@ class LayerDrafter:
         # Of the newest pass: hidden states and embeddings of its rows, and the place of the first.
         self._features_NTD = np.full((len(self._blocks), most_rows, config.hidden_size), np.nan, np.float32)
         self._embedding_TD = np.full((most_rows, config.hidden_size), np.nan, np.float32)
-        self._start = self._num_used = 0
+        self._start = self._num_seen = self._num_used = 0
         self._state = MlaState(cache_CM=np.full((plan.context_tokens, config.latent_row), np.nan, np.float32))
         self._num_rows = 0
         self._last_1D: F32 | None = None
@@ -66,9 +66,7 @@ class LayerDrafter:
     def accept(self, count: int) -> None:
         """The next pass says what was kept."""
 
-    def _see(
-        self, start: int, ids: list[int], embedding_TD: F32, residual: Residual, h_TD: F32
-    ) -> None:
+    def _see(self, start: int, ids: list[int], embedding_TD: F32, residual: Residual, h_TD: F32) -> None:
         """Notes a pass; what is left of the one before it is known to be right now, and used."""
         self._use(start, embedding_TD[0])
         rows = slice(0, len(ids))
@@ -76,12 +74,14 @@ class LayerDrafter:
             feature_TD[rows] = h_TD if block is None else residual.block(block)
         self._embedding_TD[rows] = embedding_TD
         self._start = self._num_used = start
+        self._num_seen = len(ids)
 
     def _use(self, end: int, following_D: F32) -> None:
         """Makes the rows of the newest pass up to place `end`, the embedding of whose id is `following_D`."""
-        rows = slice(self._num_used - self._start, end - self._start)
-        if end <= self._num_used:
+        if not self._num_seen or end <= self._num_used:
             return
+        rows = slice(self._num_used - self._start, end - self._start)
+        assert rows.stop <= self._num_seen, "rows follow one another"
         g_TD = join_features(
             self._weights, np.ascontiguousarray(self._features_NTD[:, rows]), self._config, self._model.ops
         )
@@ -111,9 +111,14 @@ class LayerDrafter:
 
 
 def layer_draft_bytes(
-    file: DraftFile, checkpoint: Checkpoint, *, context_tokens: int, chunk_tokens: int | None, draft_tokens: int
+    file: DraftFile,
+    checkpoint: Checkpoint,
+    *,
+    context_tokens: int,
+    chunk_tokens: int | None,
+    draft_tokens: int,
 ) -> int:
-    """What a LayerDrafter adds to the plan of a run: the layer, the head, its cache, a pass's hidden states."""
+    """What a LayerDrafter adds to a plan: the layer, a head, its cache, the hidden states of a pass."""
     config = file.layer
     rows = max(min(chunk_tokens or MAX_CHUNK, context_tokens), draft_tokens + 1)
     joined = (2 * len(file.config.features) + 6) * config.hidden_size

@@ -54,7 +54,7 @@ def join_features(weights: DraftWeights, features_NTD: F32, config: ModelConfig,
 def draft_rows(
     weights: DraftWeights, g_TD: F32, embedding_TD: F32, part: MlaPart, config: ModelConfig, ops: Ops
 ) -> F32:
-    """The layer's output h_TD, which is also the g of the next guessed row; cache rows of `part` are written."""
+    """The layer's output h_TD, also the g of the next guessed row; the cache rows of `part` are written."""
     joined = np.concatenate(
         [
             ops.rms_norm(embedding_TD, weights.vector("embed_norm"), config.eps),

@@ -83,6 +83,11 @@ class Trunk(nn.Module):
 
     def hidden(self, ids_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
         """Hidden states before the final norm [B,T,D]."""
+        sources = self.sources(ids_BT, documents_BT)
+        return self.mix(sources, self.output_attn_res_norm, self.output_attn_res_proj)
+
+    def sources(self, ids_BT: Tensor, documents_BT: Tensor | None) -> list[Tensor]:
+        """What the last depth mix reads: the embedding, then the running sum at the end of each block."""
         prefix = self.embed_tokens(ids_BT)
         blocks: list[Tensor] = []
         for layer in self.layers:
@@ -93,7 +98,7 @@ class Trunk(nn.Module):
                 prefix = layer(prefix, blocks, documents_BT)
             if layer.opens_block:
                 blocks = [*blocks, opened]
-        return self.mix([*blocks, prefix], self.output_attn_res_norm, self.output_attn_res_proj)
+        return [*blocks, prefix]
 
 
 class LossTerms(NamedTuple):
