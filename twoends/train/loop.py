@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +275,7 @@ class Run:
         self.ranks.wait()
         write_snapshot(
             self.out_dir,
-            recipe=self.recipe,
+            recipe=asdict(self.recipe),
             done_steps=self.done_steps,
             losses=self.losses,
             model=self.model,
@@ -292,7 +292,12 @@ class Run:
         if path is None:
             raise OptionError(f"there is no snapshot to resume from in {self.out_dir}.")
         self.done_steps, self.losses = read_snapshot(
-            path, recipe=self.recipe, model=self.model, optimiser=self.optimiser, ranks=self.ranks
+            path,
+            recipe=asdict(self.recipe),
+            same=("model", "optimiser", "mtp"),
+            model=self.model,
+            optimiser=self.optimiser,
+            ranks=self.ranks,
         )
 
 

@@ -14,6 +14,8 @@ from twoends.checkpoint.presets import NUM_SPECIALS
 from twoends.errors import OptionError
 from twoends.train.architecture import Architecture
 
+# The one preset that is no model's (draft_recipe.py).
+DRAFT_PRESET = "draft"
 # Derived from the tokenizer, so a recipe doesn't state them.
 _DERIVED = frozenset({"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"})
 
@@ -106,7 +108,8 @@ class Recipe:
     train: TrainRecipe
 
 
-def _refuse(path: Path, section: str, problem: str, keys: set[str], known: set[str]) -> OptionError:
+def refuse_keys(path: Path, section: str, problem: str, keys: set[str], known: set[str]) -> OptionError:
+    """The error for keys that are too many or too few, each with the nearest known one."""
     rows = []
     for key in sorted(keys):
         near = difflib.get_close_matches(key, sorted(known), 1)
@@ -114,15 +117,16 @@ def _refuse(path: Path, section: str, problem: str, keys: set[str], known: set[s
     return OptionError(f"the recipe {path} {problem} in [{section}].", evidence=rows)
 
 
-def _section(raw: dict[str, Any], name: str, record: type, *, path: Path, derived: dict[str, int]) -> Any:
+def read_section(raw: dict[str, Any], name: str, record: type, *, path: Path, derived: dict[str, int]) -> Any:
+    """Section [name] as a `record`: every field given, in its own type, and nothing else."""
     if not isinstance(raw.get(name), dict):
         raise OptionError(f"the recipe {path} has no section [{name}].")
     given = raw[name] | derived
     known = {field.name for field in fields(record)}
     if unknown := set(given) - known:
-        raise _refuse(path, name, "has unknown keys", unknown, known)
+        raise refuse_keys(path, name, "has unknown keys", unknown, known)
     if missing := known - set(given):
-        raise _refuse(path, name, "misses keys", missing, set(given))
+        raise refuse_keys(path, name, "misses keys", missing, set(given))
     values = {}
     for field in fields(record):
         value = given[field.name]
@@ -146,10 +150,10 @@ def parse_recipe(text: str, *, path: Path) -> Recipe:
         raise OptionError(f"the recipe {path} isn't TOML: {error}.") from error
     known = {field.name for field in fields(Recipe)}
     if unknown := set(raw) - known:
-        raise _refuse(path, "top level", "has unknown sections", unknown, known)
-    tokenizer = _section(raw, "tokenizer", TokenizerRecipe, path=path, derived={})
+        raise refuse_keys(path, "top level", "has unknown sections", unknown, known)
+    tokenizer = read_section(raw, "tokenizer", TokenizerRecipe, path=path, derived={})
     if stated := _DERIVED & set(raw.get("model", {})):
-        raise _refuse(path, "model", "states what the tokenizer decides", set(stated), set())
+        raise refuse_keys(path, "model", "states what the tokenizer decides", set(stated), set())
     ranks = tokenizer.num_ranks
     derived = {
         "vocab_size": ranks + NUM_SPECIALS,
@@ -158,10 +162,10 @@ def parse_recipe(text: str, *, path: Path) -> Recipe:
         "pad_token_id": ranks + NUM_SPECIALS - 1,
     }
     recipe = Recipe(
-        model=_section(raw, "model", Architecture, path=path, derived=derived),
+        model=read_section(raw, "model", Architecture, path=path, derived=derived),
         tokenizer=tokenizer,
-        data=_section(raw, "data", DataRecipe, path=path, derived={}),
-        train=_section(raw, "train", TrainRecipe, path=path, derived={}),
+        data=read_section(raw, "data", DataRecipe, path=path, derived={}),
+        train=read_section(raw, "train", TrainRecipe, path=path, derived={}),
     )
     check_choices(recipe.train)
     return recipe
@@ -177,8 +181,8 @@ def check_choices(train: TrainRecipe) -> None:
             raise OptionError(f"{key} is {getattr(train, key)}; it must be at least 1.")
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """The recipe as TOML that `parse_recipe` reads back to the same record."""
+def recipe_text(recipe: Any) -> str:
+    """A recipe (sections of fields) as TOML, which its parser reads back to the same record."""
     lines = []
     for section in fields(recipe):
         record = getattr(recipe, section.name)
@@ -210,6 +214,11 @@ def preset(name: str) -> Recipe:
     names = sorted(
         entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
     )
+    if name == DRAFT_PRESET:
+        raise OptionError(
+            f"the preset {name!r} makes a draft layer of a model.", remedies=["Name the model:  --draft-of MODEL"]
+        )
+    names.remove(DRAFT_PRESET)
     if name not in names:
         raise OptionError(f"there is no preset {name!r}; there is {', '.join(names)}.")
     return parse_recipe(

@@ -16,19 +16,17 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from twoends.errors import CheckpointError, OptionError
-from twoends.train.model import KimiK3
 from twoends.train.ranks import Ranks
-from twoends.train.recipe import Recipe
 
 SNAPSHOTS = "snapshots"
 _MARKER, _LOSSES = "whole.json", "loss.jsonl"
@@ -43,14 +41,17 @@ def newest_snapshot(out_dir: Path) -> Path | None:
 def write_snapshot(
     out_dir: Path,
     *,
-    recipe: Recipe,
+    recipe: dict[str, Any],
     done_steps: int,
     losses: list[dict[str, Any]],
-    model: KimiK3,
+    model: nn.Module,
     optimiser: torch.optim.Optimizer,
     ranks: Ranks,
 ) -> Path:
-    """Write a snapshot of this step and remove the others; all ranks call it together."""
+    """Write a snapshot of this step and remove the others; all ranks call it together.
+
+    `recipe` is what the run follows, by section and key.
+    """
     folder = out_dir / SNAPSHOTS
     path = folder / f"step-{done_steps:08d}"
     partial = path.with_name(path.name + ".partial")
@@ -63,7 +64,7 @@ def write_snapshot(
     if ranks.is_first:
         lines = "".join(json.dumps(record) + "\n" for record in losses)
         (partial / _LOSSES).write_text(lines, encoding="ascii")
-        marker = {"done_steps": done_steps, "ranks": ranks.world, "recipe": asdict(recipe)}
+        marker = {"done_steps": done_steps, "ranks": ranks.world, "recipe": recipe}
         (partial / _MARKER).write_text(json.dumps(marker), encoding="ascii")
         for name in (_LOSSES, _MARKER):
             _flush(partial / name)
@@ -79,21 +80,26 @@ def write_snapshot(
 
 
 def read_snapshot(
-    path: Path, *, recipe: Recipe, model: KimiK3, optimiser: torch.optim.Optimizer, ranks: Ranks
+    path: Path,
+    *,
+    recipe: dict[str, Any],
+    same: tuple[str, ...],
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    ranks: Ranks,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Fill model and optimiser; gives the steps done and their records.
 
-    Raises OptionError for a snapshot of another model or optimiser.
+    Raises OptionError for a snapshot of another run: one whose recipe differs in a section of `same`, or in
+    a key of [train] that it names.
     """
     marker = json.loads((path / _MARKER).read_text(encoding="ascii"))
-    same = json.loads(json.dumps(asdict(recipe)))
-    if marker["recipe"]["model"] != same["model"]:
-        raise OptionError(f"the snapshot {path} was made by a recipe with another [model].")
-    for key in ("optimiser", "mtp"):
-        if marker["recipe"]["train"][key] != same["train"][key]:
-            raise OptionError(
-                f"the snapshot {path} was made with {key} = {marker['recipe']['train'][key]!r}."
-            )
+    theirs, ours = marker["recipe"], json.loads(json.dumps(recipe))
+    for name in same:
+        if name in ours and theirs.get(name) != ours[name]:
+            raise OptionError(f"the snapshot {path} was made by a recipe with another [{name}].")
+        if name not in ours and theirs["train"][name] != ours["train"][name]:
+            raise OptionError(f"the snapshot {path} was made with {name} = {theirs['train'][name]!r}.")
     _make_room(path, model, optimiser)
     state = _state(model, optimiser)
     with _one_rank_is_fine():
@@ -114,12 +120,12 @@ def _one_rank_is_fine() -> Iterator[None]:
         yield
 
 
-def _named(model: KimiK3, optimiser: torch.optim.Optimizer) -> list[tuple[str, torch.nn.Parameter]]:
+def _named(model: nn.Module, optimiser: torch.optim.Optimizer) -> list[tuple[str, torch.nn.Parameter]]:
     held = {id(p) for group in optimiser.param_groups for p in group["params"]}
     return [(name, p) for name, p in model.named_parameters() if id(p) in held]
 
 
-def _state(model: KimiK3, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+def _state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
     """Every tensor of the run by name; the same tensors, not copies."""
     state: dict[str, Any] = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for name, parameter in _named(model, optimiser):
@@ -128,7 +134,7 @@ def _state(model: KimiK3, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
     return state
 
 
-def _make_room(path: Path, model: KimiK3, optimiser: torch.optim.Optimizer) -> None:
+def _make_room(path: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
     """Optimiser state of the shapes that the snapshot tells of, to be loaded into."""
     stored = FileSystemReader(path).read_metadata().state_dict_metadata
     parameters = dict(_named(model, optimiser))
