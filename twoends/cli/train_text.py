@@ -9,6 +9,7 @@ from twoends.cli.command import Values
 from twoends.cli.screen import Screen
 from twoends.errors import OptionError
 from twoends.train.corpus import corpus_lacks, prepare_corpus
+from twoends.train.draft_recipe import DraftRecipe
 from twoends.train.recipe import Recipe, preset, read_recipe
 
 
@@ -22,7 +23,7 @@ def recipe_of(values: Values, *, default: str) -> Recipe:
     return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=values.steps))
 
 
-def corpus_of(values: Values, recipe: Recipe, screen: Screen) -> Path:
+def corpus_of(values: Values, recipe: Recipe | DraftRecipe, screen: Screen) -> Path:
     """The folder of prepared text, made now if it lacks a source of the recipe."""
     folder = Path(values.data) if values.data is not None else Path(values.out) / "data"
     lacking = corpus_lacks(folder, sources=recipe.data.shares)

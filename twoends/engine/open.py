@@ -271,7 +271,7 @@ class OpenModel:
         return self._pass(ids, [rows], wanted=range(len(ids)), layer_done=layer_done), tentative
 
     def watch(self, watch: Watch) -> None:
-        """Lets `watch` see the hidden states of every pass from now on, of rows that may be taken back too."""
+        """Lets `watch` see the hidden states of every pass from now on, rows to be taken back included."""
         assert self.plan.num_sequences == 1, "rows of one sequence are watched"
         self._watch = watch
 

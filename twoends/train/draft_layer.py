@@ -1,10 +1,10 @@
 """A draft layer in training: one MLA layer over a frozen model's hidden states, unrolled as it will guess.
 
 The layer is that of model/draft_layer.py. Step 0 of base t reads the target's hidden states at t and the
-embedding of token t + 1, and predicts token t + 2. Step s reads its own output of step s - 1 and the embedding
-of token t + 1 + s, and predicts token t + 2 + s. So it is trained on what it will see when it guesses several
-ids in a row (EAGLE-3's training-time test). What step s may attend to is what the cache holds then: the rows
-of step 0 up to t, and its own rows of steps 1 .. s.
+embedding of token t + 1, and predicts token t + 2. Step s reads its own output of step s - 1 and the
+embedding of token t + 1 + s, and predicts token t + 2 + s. So it is trained on what it will see when it
+guesses several ids in a row (EAGLE-3's training-time test). What step s may attend to is what the cache holds
+then: the rows of step 0 up to t, and its own rows of steps 1 .. s.
 """
 
 from __future__ import annotations

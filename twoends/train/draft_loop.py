@@ -49,13 +49,15 @@ class DraftBatch:
         self.inputs_BT = self.ids_BT1[:, :-1]
         self._eos = target.arch.eos_token_id
         self.documents_BT = documents_of_rows(self.inputs_BT, eos=self._eos)
-        self.features, self.p_BTW = target_states(target, self.inputs_BT, self.documents_BT, features=features)
+        self.features, self.p_BTW = target_states(
+            target, self.inputs_BT, self.documents_BT, features=features
+        )
         with torch.no_grad():
             self.embeddings_BTD = target.model.embed_tokens(self.inputs_BT)
         self.seen_BTT = visible_bases(self.documents_BT)
 
     def counted(self, step: int) -> Tensor:
-        """Bases [B, T - 1 - step] whose guess counts: all tokens up to it in one document, none of them its end."""
+        """Bases [B, T - 1 - step] whose guess counts: the document goes on for that long."""
         ahead = 1 + step
         same = self.documents_BT[:, ahead:] == self.documents_BT[:, :-ahead]
         return same & (self.inputs_BT[:, ahead:] != self._eos)

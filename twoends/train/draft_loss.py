@@ -6,11 +6,11 @@ A drafted id v is drawn from q and kept with probability min(1, p_v / q_v), p be
     alpha = sum_v q_v min(1, p_v / q_v) = sum_v min(p_v, q_v) = 1 - TV(p, q).
 
 `acceptance` is -log alpha (the LK loss in its likelihood form, arXiv 2602.23881; p and q at temperature 1).
-Why the logarithm: the gradient of 1 - alpha is that of the total variation, which is tiny where q and p hardly
-overlap, as they do at the start; -log alpha has the same one divided by alpha, so it pulls there, and it needs
-no number to be chosen, as a mixture with KL does. Where p has one outcome it is cross-entropy. Cross-entropy
-and KL share its optimum q = p, which one small layer does not reach; short of it they spend the layer on mass
-that the overlap doesn't ask for. Tokens count alike, and so do the unrolled steps.
+Why the logarithm: the gradient of 1 - alpha is that of the total variation, which is tiny where q and p
+hardly overlap, as they do at the start; -log alpha has the same one divided by alpha, so it pulls there, and
+it needs no number to be chosen, as a mixture with KL does. Where p has one outcome it is cross-entropy. KL
+has the same optimum, q = p, which one small layer does not reach; short of it KL spends the layer on mass
+that the overlap doesn't ask for. Tokens of a step count alike, and so do the unrolled steps.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def rates(q_NW: Tensor, p_NW: Tensor) -> Rates:
 
 
 def same_draw(q_NW: Tensor, p_NW: Tensor) -> Tensor:
-    """The chance that one uniform number picks the same id from q and from p, each laid out likeliest first."""
+    """The chance that one number picks the same id from q and from p, each laid out likeliest first."""
     q_begin, p_begin = _begins(q_NW), _begins(p_NW)
     ends = torch.minimum(q_begin + q_NW.double(), p_begin + p_NW.double())
     return (ends - torch.maximum(q_begin, p_begin)).clamp_min(0).sum(-1).float()

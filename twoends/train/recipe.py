@@ -216,7 +216,8 @@ def preset(name: str) -> Recipe:
     )
     if name == DRAFT_PRESET:
         raise OptionError(
-            f"the preset {name!r} makes a draft layer of a model.", remedies=["Name the model:  --draft-of MODEL"]
+            f"the preset {name!r} makes a draft layer of a model.",
+            remedies=["Name the model:  --draft-of MODEL"],
         )
     names.remove(DRAFT_PRESET)
     if name not in names:
