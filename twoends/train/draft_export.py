@@ -125,13 +125,13 @@ twoends run MODEL "Once upon a time" --ram 60MB --draft-model DIR
 ## How it was made
 
 `twoends train --draft-of MODEL --out DIR`: {steps:,} steps of {train.batch_rows * train.row_tokens:,} tokens,
-seed {train.seed}, {recipe.draft.unrolled_steps} ids unrolled, loss `{recipe.draft.losses[0]}`, the model frozen.
+seed {train.seed}, {recipe.draft.unrolled_steps} ids unrolled, loss `{recipe.draft.losses[0]}`, model frozen.
 Text: {shares} (docs/training.md). The weights are under the licence of the repository.
 
 ## How often it is right
 
 Held-out text, every earlier id right; `ids a pass` are kept by greedy verification of
-{recipe.draft.unrolled_steps} drafts. `same draw` is how this engine samples: model and draft draw with the same
+{recipe.draft.unrolled_steps} drafts. `same draw` is how this engine samples: both draw with the same
 number. The layers differ in their loss alone; `{recipe.draft.losses[0]}` is the one in this folder.
 
 {rates_table(found)}

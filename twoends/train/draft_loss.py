@@ -82,5 +82,6 @@ def same_draw(q_NW: Tensor, p_NW: Tensor) -> Tensor:
 
 def _begins(p_NW: Tensor) -> Tensor:
     """Where each id's part of [0, 1) begins, in binary64."""
-    ordered, ids = p_NW.double().sort(-1, descending=True, stable=True)
+    ordered, ids = torch.sort(p_NW, dim=-1, descending=True, stable=True)
+    ordered = ordered.double()
     return torch.empty_like(ordered).scatter_(-1, ids, ordered.cumsum(-1) - ordered)
