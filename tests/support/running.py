@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.backends import native
+from twoends.checkpoint.draft_file import DraftFile
 from twoends.engine.budget import Plan, make_plan
 from twoends.engine.files import read_at
 from twoends.engine.open import Checkpoint, OpenModel
 from twoends.engine.profile import ExpertProfile
 from twoends.engine.trace import Counters, Trace
+from twoends.generate.draft_layer import LayerDrafter
 from twoends.generate.draft_model import DraftModel
 from twoends.generate.generator import Generator
 from twoends.generate.sampler import Sampling
@@ -112,7 +114,7 @@ def run(
     budget="ample",
     chunk=None,
     draft=0,
-    draft_model: Checkpoint | None = None,
+    draft_model: Checkpoint | DraftFile | None = None,
     earlier=(),
     look_ahead="off",
     policy="decayed",
@@ -152,7 +154,7 @@ def run(
         )
         guesses = None
         try:
-            if draft_model is not None:
+            if isinstance(draft_model, Checkpoint):
                 guesses = open_draft(draft_model, ops, context=len(prompt) + num_new)
             if part:
                 saved = read_session(tmp_path / "s", checkpoint=checkpoint)
@@ -162,6 +164,8 @@ def run(
                 ids = saved.ids
             tokenizer = tokenizer_of(checkpoint)
             drafter = None if guesses is None else DraftModel(guesses, sampling=sampling or Sampling())
+            if isinstance(draft_model, DraftFile):
+                drafter = LayerDrafter(draft_model, model, sampling=sampling or Sampling())
             generator = Generator(
                 model, ids, chunk=plan.chunk_tokens, earlier_ids=list(earlier), draft_model=drafter
             )

@@ -22,6 +22,9 @@ from twoends.model.draft_layer import DraftWeights, draft_logits, draft_rows, jo
 from twoends.model.mla import MlaPart
 from twoends.model.state import MlaState
 
+# Of a long pass so many rows are made together: enough for the products, little memory.
+_ROWS_AT_ONCE = 8
+
 
 class LayerDrafter:
     """Implements generate.drafts.Drafter; it watches the passes of the model that it was opened for."""
@@ -78,18 +81,18 @@ class LayerDrafter:
 
     def _use(self, end: int, following_D: F32) -> None:
         """Makes the rows of the newest pass up to place `end`, the embedding of whose id is `following_D`."""
-        if not self._num_seen or end <= self._num_used:
-            return
-        rows = slice(self._num_used - self._start, end - self._start)
-        assert rows.stop <= self._num_seen, "rows follow one another"
-        g_TD = join_features(
-            self._weights, np.ascontiguousarray(self._features_NTD[:, rows]), self._config, self._model.ops
-        )
-        embedding_TD = np.concatenate([self._embedding_TD[rows.start + 1 : rows.stop], following_D[None]])
-        h_TD = self._rows(g_TD, embedding_TD, start=self._num_rows)
-        self._num_rows += len(h_TD)
-        self._num_used = end
-        self._last_1D = h_TD[-1:].copy()
+        while self._num_seen and self._num_used < end:
+            first = self._num_used - self._start
+            stop = min(first + _ROWS_AT_ONCE, end - self._start)
+            assert stop <= self._num_seen, "rows follow one another"
+            next_D = following_D if stop == end - self._start else self._embedding_TD[stop]
+            embedding_TD = np.concatenate([self._embedding_TD[first + 1 : stop], next_D[None]])
+            features_NTD = np.ascontiguousarray(self._features_NTD[:, first:stop])
+            g_TD = join_features(self._weights, features_NTD, self._config, self._model.ops)
+            h_TD = self._rows(g_TD, embedding_TD, start=self._num_rows)
+            self._num_rows += len(h_TD)
+            self._num_used += len(h_TD)
+            self._last_1D = h_TD[-1:].copy()
 
     def _rows(self, g_TD: F32, embedding_TD: F32, *, start: int) -> F32:
         count = len(g_TD)
@@ -119,10 +122,10 @@ def layer_draft_bytes(
     draft_tokens: int,
 ) -> int:
     """What a LayerDrafter adds to a plan: the layer, a head, its cache, the hidden states of a pass."""
-    config = file.layer
+    config, num_features = file.layer, len(file.config.features)
     rows = max(min(chunk_tokens or MAX_CHUNK, context_tokens), draft_tokens + 1)
-    joined = (2 * len(file.config.features) + 6) * config.hidden_size
-    noted = (len(file.config.features) + 1) * config.hidden_size
+    noted = 4 * rows * (num_features + 1) * config.hidden_size
+    joined = 4 * _ROWS_AT_ONCE * (2 * num_features + 6) * config.hidden_size
     head = resident_bytes(head_entry(checkpoint.config, checkpoint.index))
     cache = 4 * context_tokens * config.latent_row
-    return file.num_bytes + head + cache + 4 * rows * (joined + noted) + scratch_bytes(config, rows)
+    return file.num_bytes + head + cache + noted + joined + scratch_bytes(config, _ROWS_AT_ONCE)
