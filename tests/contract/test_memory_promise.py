@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.draft_layers import write_random
 from tests.support.limits import Limited, evict, memory_group, run_limited
 from twoends.checkpoint.tiny import write_tiny
 
@@ -101,6 +102,26 @@ def test_a_model_runs_within_an_enforced_limit_with_the_same_bits(
     assert_kept(found, ram_bytes, limit)
     if limit == "cgroup":
         assert found["bytes_read"] > expected["bytes_read"], "a tight budget must stream"
+
+
+@pytest.mark.parametrize("limit", ["cgroup", "RLIMIT_DATA"])
+def test_a_draft_layer_is_within_the_budget(nano_checkpoints, ample, tmp_path, record_property, limit):
+    """A layer ten times as large as the model, in a budget that is its floor and a megabyte."""
+    checkpoint = nano_checkpoints["kimi-k3"]
+    file = write_random(checkpoint, tmp_path / "draft", mlp_width=80_000)
+    assert file.num_bytes > 40 * MEGABYTE
+    more = ["--draft-model", str(tmp_path / "draft"), "--draft", "3"]
+    probe = run_limited(words_of(checkpoint.directory, ram_bytes=None, more=more)).json()
+    ram_bytes = probe["plan"]["floor_bytes"] + MEGABYTE
+    if limit == "RLIMIT_DATA":
+        ram_bytes += 40 * MEGABYTE
+    found = run_within(limit, checkpoint.directory, ram_bytes, record_property, more=more).json()
+    same_answer(found, ample["kimi-k3"])
+    assert found["peak_rss_bytes"] <= found["plan"]["total_bytes"] <= ram_bytes
+    row = next(row for row in found["plan"]["rows"] if row["name"] == "draft layer")
+    assert file.num_bytes < row["num_bytes"] < 1.3 * file.num_bytes
+    if limit == "cgroup":
+        assert found["drafts"]["model"]["drafted"] > 0
 
 
 def batch_within(limit: str, words: list, ram_bytes: int, *, timeout_s: float = 110) -> dict:

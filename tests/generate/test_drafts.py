@@ -16,7 +16,7 @@ from twoends.checkpoint.tiny import write_tiny
 from twoends.engine.open import Checkpoint
 from twoends.errors import DoesNotFit, OptionError
 from twoends.generate.draft_model import DraftModel, plan_draft_model, refuse_other_vocabulary
-from twoends.generate.drafts import Drafts
+from twoends.generate.drafts import Drafts, Tally
 from twoends.generate.generator import Generator
 from twoends.generate.sampler import Sampling
 from twoends.generate.tokenizer import Tokenizer
@@ -52,8 +52,16 @@ def test_the_model_is_asked_only_when_the_text_suggests_nothing():
     drafts.learn(drafted=2, accepted=2)
     assert drafts.propose([1, 2, 8, 9], most=5) == []
     assert (text.heard, model.heard) == ([0], [2])
-    assert dataclasses.astuple(drafts.tallies["lookup"]) == (1, 0)
-    assert dataclasses.astuple(drafts.tallies["model"]) == (2, 2)
+    assert dataclasses.astuple(drafts.tallies["lookup"]) == (1, 0, [1], [0])
+    assert dataclasses.astuple(drafts.tallies["model"]) == (2, 2, [1, 1], [1, 1])
+
+
+def test_a_tally_tells_each_place_of_a_proposal_apart():
+    tally = Tally()
+    for drafted, accepted in ((3, 1), (1, 1), (4, 4), (2, 0)):
+        tally.add(drafted=drafted, accepted=accepted)
+    assert (tally.tried, tally.right) == ([4, 2, 1, 1], [3, 1, 1, 1])
+    assert (tally.drafted, tally.accepted) == (10, sum(tally.right))
 
 
 def test_each_source_learns_its_own_length():

@@ -28,6 +28,9 @@ from twoends.checkpoint.writer import ShardWriter, write_text
 from twoends.errors import CheckpointError
 from twoends.kernels.ops import F32, Bytes, Matrix
 
+# Values; a check of a whole matrix would hold it twice more.
+_CHECKED_AT_ONCE = 1 << 18
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFile:
@@ -113,14 +116,17 @@ def write_draft(
 
 
 def _refuse_not_finite(path: Path, spec: TensorSpec, data: Bytes) -> None:
-    if spec.released == "F32":
-        exponents = data.view(np.uint32) >> 23 & 0xFF
-    else:
-        exponents = data.view(np.uint16) >> 7 & 0xFF
-    wrong = np.flatnonzero(exponents == 0xFF)
-    if wrong.size:
-        raise CheckpointError(
-            f"{spec.file_name} of {path.name} holds {wrong.size:,} values that aren't finite.",
-            evidence=[("file", str(path)), ("first", f"value {int(wrong[0]):,} of {exponents.size:,}")],
-            remedies=["Nothing of it is used. Export the draft again, or run without --draft-model."],
-        )
+    wide = spec.released == "F32"
+    values = data.view(np.uint32 if wide else np.uint16)
+    for begin in range(0, len(values), _CHECKED_AT_ONCE):
+        exponents = values[begin : begin + _CHECKED_AT_ONCE] >> (23 if wide else 7) & 0xFF
+        wrong = np.flatnonzero(exponents == 0xFF)
+        if wrong.size:
+            raise CheckpointError(
+                f"{spec.file_name} of {path.name} holds a value that isn't finite.",
+                evidence=[
+                    ("file", str(path)),
+                    ("first", f"value {begin + int(wrong[0]):,} of {len(values):,}"),
+                ],
+                remedies=["Nothing of it is used. Export the draft again, or run without --draft-model."],
+            )

@@ -42,6 +42,11 @@ class ResidentMatrix:
         for read in reads:
             reader.wait(read)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all panels."""
+        return self._arena.num_bytes
+
 
 def head_entry(config: ModelConfig, index: CheckpointIndex) -> Entry:
     """lm_head as one panel, or as the blocks of a pack."""

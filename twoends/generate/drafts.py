@@ -1,8 +1,8 @@
-"""Where drafted ids come from: the text so far, a smaller model, or one after the other."""
+"""Where drafted ids come from: the text so far, a smaller model or a draft layer, or one after the other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from twoends.engine.arena import align_up
@@ -49,10 +49,26 @@ class LookupDrafter:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Ids that one source proposed for verification, and those that were right."""
+    """Ids that one source proposed for verification, and those that were right.
+
+    `tried[n]` are those in place n of a proposal with every place before it right, `right[n]` of them were.
+    """
 
     drafted: int = 0
     accepted: int = 0
+    tried: list[int] = field(default_factory=list)
+    right: list[int] = field(default_factory=list)
+
+    def add(self, *, drafted: int, accepted: int) -> None:
+        """How one proposal fared."""
+        self.drafted += drafted
+        self.accepted += accepted
+        more = [0] * (drafted - len(self.tried))
+        self.tried += more
+        self.right += more
+        for place in range(min(drafted, accepted + 1)):
+            self.tried[place] += 1
+            self.right[place] += place < accepted
 
 
 class Drafts:
@@ -92,9 +108,7 @@ class Drafts:
         assert self._last is not None, "something was proposed"
         self._lengths[self._last].learn(drafted=drafted, kept=accepted)
         self._sources[self._last].accept(accepted)
-        tally = self.tallies[self._last]
-        tally.drafted += drafted
-        tally.accepted += accepted
+        self.tallies[self._last].add(drafted=drafted, accepted=accepted)
 
 
 def lookup_row(num_tokens: int) -> Row:
