@@ -1,4 +1,4 @@
-"""The draft layer in training: what its steps see, its losses, its loop, the export as the engine reads it."""
+"""The draft layer in training: what steps see, its losses, its loop, the export as the engine reads it."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def write_draft(
 
 def _refuse_not_finite(path: Path, spec: TensorSpec, data: Bytes) -> None:
     wide = spec.released == "F32"
-    values = data.view(np.uint32 if wide else np.uint16)
+    values: NDArray[Any] = data.view(np.uint32 if wide else np.uint16)
     for begin in range(0, len(values), _CHECKED_AT_ONCE):
         exponents = values[begin : begin + _CHECKED_AT_ONCE] >> (23 if wide else 7) & 0xFF
         wrong = np.flatnonzero(exponents == 0xFF)
