@@ -179,8 +179,8 @@ SURFACE = {
     "pack": "MODEL OUT --code --experts --stripe --json",
     "bench": "WHAT OBJECT --threads --isa --capacities --order --also --model --save-profile --rungs "
     "--repeat -n --ids --cap --out --plot --json",
-    "train": "RECIPE --preset --out --data --shakespeare --draft-of --resume --steps --minutes --ablation --cells "
-    "--jobs --threads --json",
+    "train": "RECIPE --preset --out --data --shakespeare --draft-of --resume --steps --minutes --ablation "
+    "--cells --jobs --threads --json",
     "eval": "MODEL --text --ram --threads --context --chunk --trace --source --kernels --json",
 }
 

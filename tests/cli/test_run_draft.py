@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,22 @@ def test_a_shipped_layer_that_is_not_installed_is_named(twoends, nano, monkeypat
     result = twoends("run", nano, *WORDS, "--draft-model", shipped.SHIPPED_DRAFT)
     assert result.code == 2
     assert result.err.startswith("twoends: the draft nano-draft is not in this installation.\n")
+
+
+def test_the_shipped_layer_drafts_for_the_shipped_model(twoends, monkeypatch):
+    """Rows are kept, the text stays."""
+    place = Path(shipped.__file__).parents[1] / "assets" / shipped.SHIPPED_DRAFT
+    if not (place / "config.json").is_file():
+        pytest.skip(f"no draft layer in {place}")
+    monkeypatch.setattr("twoends.engine.open.counted_bytes", lambda: 0)
+    monkeypatch.setattr("twoends.cli.run_model.peak_resident_bytes", lambda: 0)
+    words = ("run", "Once upon a time", "-n", "60", "--threads", "1", "--json")
+    plain = json.loads(twoends(*words).out)
+    drafting = (*words, "--draft-model", shipped.SHIPPED_DRAFT)
+    floor = json.loads(twoends(*drafting).out)["plan"]["floor_bytes"]
+    found = json.loads(twoends(*drafting, "--ram", floor + 300_000).out)
+    assert [found[key] for key in ("ids", "logits_digest")] == [
+        plain[key] for key in ("ids", "logits_digest")
+    ]
+    tally = found["drafts"]["model"]
+    assert tally["accepted"] > 0.2 * tally["drafted"] > 5

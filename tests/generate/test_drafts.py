@@ -64,6 +64,17 @@ def test_a_tally_tells_each_place_of_a_proposal_apart():
     assert (tally.drafted, tally.accepted) == (10, sum(tally.right))
 
 
+def test_the_source_that_was_right_lately_is_asked_first_but_for_every_sixteenth_time():
+    text, model = Saying(*[[1]] * 40), Saying(*[[2]] * 40)
+    drafts = drafts_of({"lookup": text, "model": model})
+    first = []
+    for _ in range(33):
+        first += drafts.propose([0], most=5)
+        drafts.learn(drafted=1, accepted=first[-1] - 1)
+    assert first[:3] == [1, 2, 2], "the text is asked until it is wrong"
+    assert [n for n, said in enumerate(first, 1) if said == 1] == [1, 16, 32]
+
+
 def test_each_source_learns_its_own_length():
     text, model = Saying(*[[1] * 7] * 60), Saying(*[[2] * 7] * 60)
     drafts = drafts_of({"lookup": text, "model": model}, most=7, experts=10**9)

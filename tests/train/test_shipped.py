@@ -11,6 +11,13 @@ torch = pytest.importorskip("torch", reason="the training half needs torch (pip 
 
 import twoends  # noqa: E402
 from twoends.checkpoint.config import read_config  # noqa: E402
+from twoends.checkpoint.draft_config import (  # noqa: E402
+    read_draft_config,
+    refuse_other_target,
+    tokenizer_digest,
+)
+from twoends.checkpoint.draft_file import DraftFile  # noqa: E402
+from twoends.checkpoint.shipped import SHIPPED_DRAFT  # noqa: E402
 from twoends.train.bpe import read_rank_file, tokenizer_files  # noqa: E402
 from twoends.train.export import model_config  # noqa: E402
 from twoends.train.recipe import preset  # noqa: E402
@@ -52,3 +59,22 @@ def test_it_goes_on_with_a_story_in_words_that_stories_are_made_of() -> None:
     # One word in twenty may be new; a model that babbles invents one in three.
     assert sum(word not in known for word in words) <= len(words) / 20
     assert len(words) > 25
+
+
+DRAFT = SHIPPED.parent / SHIPPED_DRAFT
+drafts = pytest.mark.skipif(not (DRAFT / "config.json").is_file(), reason=f"no draft layer in {DRAFT}")
+
+
+@drafts
+def test_the_draft_that_ships_is_small_and_made_for_the_model_that_ships() -> None:
+    assert sum(path.stat().st_size for path in DRAFT.iterdir()) < 600_000
+    target = read_config(SHIPPED)
+    given = {"target_name": "nano", "draft_name": DRAFT.name, "tokenizer": tokenizer_digest(SHIPPED)}
+    refuse_other_target(read_draft_config(DRAFT), target, **given)
+    DraftFile.open(DRAFT, target).read()
+
+
+@drafts
+@pytest.mark.parametrize("heading", ["How it was made", "How often it is right"])
+def test_the_card_of_the_draft_has_the_section(heading: str) -> None:
+    assert f"\n## {heading}\n" in (DRAFT / "README.md").read_text(encoding="utf-8")

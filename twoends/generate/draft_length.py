@@ -36,6 +36,11 @@ class DraftLength:
         """The draft length whose pass costs the fewest bytes per kept token; 0 for none."""
         return min(range(MAX_DRAFT + 1), key=lambda k: (self.bytes_per_token(k), k))
 
+    @property
+    def least_bytes_per_token(self) -> float:
+        """Expected bytes per kept token with the draft length that is chosen."""
+        return self.bytes_per_token(self.choose())
+
     def bytes_per_token(self, k: int) -> float:
         """Expected bytes per kept token with k drafts."""
         kept = sum(self.acceptance**i for i in range(k + 1))

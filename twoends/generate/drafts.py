@@ -11,6 +11,8 @@ from twoends.generate.draft_length import DraftLength
 from twoends.generate.lookup import PromptLookup, lookup_bytes
 
 Source = Literal["lookup", "model"]
+# So often a source that was wrong lately may show that another part of the text is another.
+_GIVEN_ORDER_EVERY = 16
 
 
 class Drafter(Protocol):
@@ -72,7 +74,11 @@ class Tally:
 
 
 class Drafts:
-    """Asks its sources in order; each has a length of its own, learnt from its own acceptance."""
+    """Asks its sources, the best first; each has a length of its own, learnt from its own acceptance.
+
+    Best is what has lately cost the fewest bytes per kept id; before anything is known, and now and then
+    later, it is the order that they were given in.
+    """
 
     def __init__(
         self, sources: dict[Source, Drafter], *, most: int, streamed_bytes: int, expert_bytes: int
@@ -89,10 +95,12 @@ class Drafts:
         }
         self.tallies = {name: Tally() for name in sources}
         self._last: Source | None = None
+        self._num_asked = 0
 
     def propose(self, ids: list[int], *, most: int) -> list[int]:
         """The first source's guess that is not empty; none where a guess would cost more than it saves."""
-        for name, source in self._sources.items():
+        for name in self._in_turn():
+            source = self._sources[name]
             length = self._lengths[name].choose()
             if not length:
                 self._lengths[name].rest()
@@ -102,6 +110,13 @@ class Drafts:
                 self._last = name
                 return draft
         return []
+
+    def _in_turn(self) -> list[Source]:
+        self._num_asked += 1
+        names = list(self._sources)
+        if self._num_asked % _GIVEN_ORDER_EVERY == 0:
+            return names
+        return sorted(names, key=lambda name: self._lengths[name].least_bytes_per_token)
 
     def learn(self, *, drafted: int, accepted: int) -> None:
         """How the last proposal fared."""
