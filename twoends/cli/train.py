@@ -33,7 +33,7 @@ def command() -> Command:
             Option(
                 flag="--draft-of",
                 value="MODEL",
-                help="train a draft layer for this checkpoint, for run --draft-model; to OUT/draft",
+                help="train a draft layer for this checkpoint (nano: the one that ships), to OUT/draft",
             ),
             Option(flag="--resume", help="continue from the snapshot in OUT"),
             Option(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import shlex
 import time
 from pathlib import Path
@@ -48,6 +49,8 @@ def train_draft_layer(values: Values, screen: Screen, *, out: Path) -> None:
             f"{out} holds the snapshot of an earlier run.",
             remedies=["Go on with it:  add --resume", "Or choose another --out."],
         )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise OptionError("--draft-of trains in one process; start it without torchrun.")
     target = Path(values.draft_of) if values.draft_of != "nano" or Path("nano").is_dir() else shipped_model()
     threads = use_threads(values.threads)
     recipe = _recipe(values)

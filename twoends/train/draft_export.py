@@ -119,7 +119,7 @@ passes leave behind ({", ".join(config.features)}). It has no embedding and no h
 The model verifies every guess, so the text and every bit of the logits are the same with it and without.
 
 ```
-twoends run MODEL "Once upon a time" --ram 60MB --draft-model DIR
+twoends run MODEL "Once upon a time" --ram 64MB --draft-model DIR
 ```
 
 ## How it was made
