@@ -9,6 +9,7 @@ import pytest
 from tests.contract.axes import FAMILIES, assert_same
 from tests.support.backends import native_isas
 from tests.support.covering import every_pair
+from tests.support.draft_layers import write_by_heart, write_random
 from tests.support.running import PROMPT, make_ops, run
 from twoends.checkpoint.tiny import write_tiny
 from twoends.engine.open import Checkpoint
@@ -18,6 +19,7 @@ from twoends.generate.sampler import Sampling
 ISAS = native_isas()
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.7, seed=3)}
 GUESSERS = ("itself", "stranger")
+LAYERS = ("by heart", "stranger")
 NUM_NEW = 34
 
 pytestmark = pytest.mark.skipif(not ISAS, reason="the native kernels are not built")
@@ -109,6 +111,41 @@ def test_a_draft_model_changes_no_bit(
     if name == "itself":
         assert tally.accepted == tally.drafted > 15
         assert drafted.counters.bytes_trunk < plain.counters.bytes_trunk * 0.5
+    else:
+        assert tally.drafted > 4
+        assert tally.accepted < tally.drafted
+
+
+LAYER_AXES = (FAMILIES, ISAS, LAYERS, ("none", "fixed"), tuple(SAMPLINGS))
+
+
+@pytest.mark.matrix("family, isa, layer, pack, sampling", LAYER_AXES, sample=every_pair)
+def test_a_draft_layer_changes_no_bit(
+    nano_checkpoints, trunks, undrafted, tmp_path, family, isa, layer, pack, sampling
+):
+    """One that knows the text, so that rows are kept, and one that is wrong; over a session break."""
+    plain = undrafted(family, sampling)
+    if layer == "by heart":
+        made = write_by_heart(nano_checkpoints[family], tmp_path / "draft", [*PROMPT, *plain.ids])
+    else:
+        made = write_random(nano_checkpoints[family], tmp_path / "draft")
+    drafted = run(
+        trunks[family, pack],
+        ops=make_ops(isa, 2),
+        num_new=NUM_NEW,
+        sampling=SAMPLINGS[sampling],
+        budget="floor",
+        chunk=5,
+        draft=4,
+        draft_model=made,
+        save_after=17,
+        tmp_path=tmp_path,
+    )
+    assert_same(drafted, plain)
+    tally = drafted.drafts["model"]
+    if layer == "by heart":
+        assert tally.drafted > tally.accepted > 5
+        assert drafted.counters.bytes_trunk < plain.counters.bytes_trunk
     else:
         assert tally.drafted > 4
         assert tally.accepted < tally.drafted
