@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.support.backends import native_isas
 from tests.support.running import make_ops, plan_of
 from twoends.checkpoint.draft_config import FORMAT, DraftConfig, draft_specs, feature_block, tokenizer_digest
 from twoends.checkpoint.draft_file import DraftFile, write_draft
 from twoends.engine.open import Checkpoint, OpenModel
 from twoends.kernels.ops import Matrix
 from twoends.model.draft_layer import DraftWeights, join_features
+
+_BEST = native_isas()[0] if native_isas() else "reference"
 
 
 def features_of(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -64,7 +67,7 @@ class Notes:
 
     def __init__(self, checkpoint: Checkpoint, ids: list[int], features: tuple[str, ...]) -> None:
         self._features = features
-        model = OpenModel(checkpoint, plan_of(checkpoint, context=len(ids)), make_ops("reference"))
+        model = OpenModel(checkpoint, plan_of(checkpoint, context=len(ids)), make_ops(_BEST))
         try:
             model.watch(self._see)
             model.run_pass(ids, layer_done=lambda done: None)
@@ -89,7 +92,7 @@ def write_by_heart(checkpoint: Checkpoint, directory: Path, ids: list[int]) -> D
     notes = Notes(checkpoint, ids, config.features)
     write_draft(directory, config, checkpoint.config, tensors=tensors, card="A card.\n")
     file = DraftFile.open(directory, checkpoint.config)
-    weights, ops = DraftWeights(file.read(), []), make_ops("reference")
+    weights, ops = DraftWeights(file.read(), []), make_ops(_BEST)
     count = len(ids) - 2
     g_TD = join_features(weights, np.ascontiguousarray(notes.features_NTD[:, :count]), file.layer, ops)
     rows = [
