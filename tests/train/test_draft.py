@@ -1,4 +1,4 @@
-"""The draft layer in training: what steps see, its losses, its loop, the export as the engine reads it."""
+"""The draft layer in training: what steps see, its loop, the export as the engine reads it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from twoends.kernels.reference import reference_ops  # noqa: E402
 from twoends.model.draft_layer import DraftWeights, draft_logits, draft_rows, join_features  # noqa: E402
 from twoends.model.mla import MlaPart  # noqa: E402
 from twoends.model.state import MlaState  # noqa: E402
-from twoends.train import draft_loss  # noqa: E402
 from twoends.train.draft_eval import as_stored, evaluate_drafts  # noqa: E402
 from twoends.train.draft_export import card_text, draft_config, export_draft, target_identity  # noqa: E402
 from twoends.train.draft_layer import DraftLayer, visible_bases  # noqa: E402
@@ -143,48 +142,6 @@ def test_guesses_count_where_the_document_goes_on(target: Path) -> None:
     assert taught.counted(1).tolist() == [[True, False, False, False, True, True]]
     assert taught.text(0).tolist() == [7, EOS, 1, 2, 3]
     torch.testing.assert_close(taught.expected(1)[0], taught.p_BTW[0, 2])
-
-
-def test_the_overlap_is_the_chance_that_a_drawn_draft_is_kept() -> None:
-    logits, p = noise(3, 7, seed=1), torch.softmax(2 * noise(3, 7, seed=2), -1)
-    q = torch.softmax(logits, -1)
-    kept = (q * torch.minimum(torch.ones_like(p), p / q)).sum(-1)
-    torch.testing.assert_close(draft_loss.overlap(logits, p), kept)
-    torch.testing.assert_close(draft_loss.overlap(logits, p), 1 - 0.5 * (p - q).abs().sum(-1))
-    torch.testing.assert_close(draft_loss.acceptance_loss(logits, p, torch.zeros(3)), -kept.log())
-
-
-def test_the_loss_is_zero_at_the_target_and_cross_entropy_where_one_id_is_certain() -> None:
-    logits, ids = noise(4, 9, seed=1), torch.tensor([0, 3, 3, 8])
-    zero = draft_loss.acceptance_loss(logits, torch.softmax(logits, -1), ids)
-    torch.testing.assert_close(zero, torch.zeros_like(zero))
-    certain = torch.nn.functional.one_hot(ids, 9).double()
-    losses = [loss(logits, certain, ids) for loss in draft_loss.LOSSES.values()]
-    for other in losses[1:]:
-        torch.testing.assert_close(losses[0], other)
-
-
-def test_its_gradient_is_that_of_the_total_variation_over_the_overlap() -> None:
-    p = torch.softmax(3 * noise(1, 12, seed=2), -1)
-    logits = noise(1, 12, seed=1).requires_grad_()
-    draft_loss.acceptance_loss(logits, p, torch.zeros(1)).sum().backward()
-    found, logits.grad = logits.grad, None
-    (1 - draft_loss.overlap(logits, p)).sum().backward()
-    torch.testing.assert_close(found, logits.grad / draft_loss.overlap(logits, p).detach()[:, None])
-
-
-def test_the_same_draw_is_what_the_sampler_does() -> None:
-    """Counted over a fine grid of draws, ids laid out likeliest first on both sides."""
-    q, p = (torch.softmax(2 * noise(1, 6, seed=seed), -1).float() for seed in (3, 4))
-    draws = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
-
-    def drawn(x: torch.Tensor) -> torch.Tensor:
-        ordered, ids = x[0].double().sort(descending=True)
-        return ids[torch.searchsorted(ordered.cumsum(0), draws, right=True).clamp_max(5)]
-
-    share = (drawn(q) == drawn(p)).double().mean()
-    assert abs(float(draft_loss.same_draw(q, p)) - float(share)) < 6 / 20_000
-    torch.testing.assert_close(draft_loss.same_draw(p, p), torch.ones(1))
 
 
 def test_every_parameter_learns_and_the_target_does_not(target: Path, tmp_path: Path) -> None:
