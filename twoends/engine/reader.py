@@ -209,12 +209,12 @@ class Reader:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                while not (self._demand or self._may_read_ahead() or self._closed):
+                while not (queue := self._queue()) and not self._closed:
                     self._work.wait()
                 if self._closed:
                     return
-                is_ahead = not self._demand
-                run = self._next_run()
+                is_ahead = queue is self._ahead
+                run = self._next_run(queue)
                 self._begin_active(is_ahead)
             errors: list[BaseException | None]
             try:
@@ -234,21 +234,23 @@ class Reader:
                     with self._lock:
                         self._finish(read, fault)
 
-    def _may_read_ahead(self) -> bool:
-        """The lock is held: read-ahead takes half of the threads, and all while the trunk is waited for.
+    def _queue(self) -> deque[Piece]:
+        """The lock is held: what the next piece is taken from; empty where nothing is to be begun.
 
-        A demand waits behind what is in flight: the less, the sooner it comes, and half keep a disk busy.
+        Read-ahead of the trunk takes half of the threads, and all while it is waited for: a demand waits
+        behind what is in flight, the less, the sooner it comes, and half keep a disk busy. Guesses are small.
         """
-        if not (self._ahead or self._guesses):
-            return False
-        return self._is_starved or self._num_ahead < (len(self._threads) + 1) // 2
+        if self._demand:
+            return self._demand
+        if self._ahead and (self._is_starved or self._num_ahead < (len(self._threads) + 1) // 2):
+            return self._ahead
+        return self._guesses
 
-    def _next_run(self) -> list[Piece]:
-        """The lock is held: the next piece, and those after it that go on where it ends, up to a whole piece.
+    def _next_run(self, queue: deque[Piece]) -> list[Piece]:
+        """The lock is held: the next piece of a queue, and those that go on where it ends, up to a whole one.
 
         Small reads side by side are slower than one of their size; but no thread may be left without work.
         """
-        queue = self._demand or self._ahead or self._guesses
         run = [queue.popleft()]
         total = run[0][2]
         while len(queue) >= len(self._threads) and total + queue[0][2] <= self._piece_bytes:
