@@ -1,7 +1,8 @@
 """`twoends bench predict MODEL`: seconds a token on every rung, said before the ladder is run, then the run.
 
 From `doctor` come the disk's rate and the arithmetic's; from one run its routing, which is the same at every
-budget, so that the engine's policy can be asked for its hits. No time of a run enters a prediction.
+budget, so that the engine's policy can be asked for its hits; from a prompt at each budget the plan. No time
+of a run enters a prediction.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from twoends.units import format_duration
 
 # A prediction is good within this share of the run's median.
 GOOD = 0.15
+# Fields of a plan that --json gives in another form.
+_ROWS = ("rows", "floor_rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +67,9 @@ def show_prediction(values: Values, screen: Screen) -> None:
     card = machine(directory=job.model)
     screen.live("  one run, for its routing")
     trace = _routing(job, max(values.rungs))
-    screen.clear_live()
+    screen.live("  one prompt on each rung, for its plan")
     made = [p for ram in values.rungs if (p := predict(job, ram, figures=figures, trace=trace)) is not None]
+    screen.clear_live()
     if not values.json:
         for line in [*facts(card.rows()), "", *_prediction_lines(made), "", "  now the runs"]:
             screen.line(line)
@@ -80,15 +84,8 @@ def show_prediction(values: Values, screen: Screen) -> None:
 def predict(job: Job, ram_bytes: int, *, figures: Figures, trace: RoutingTrace) -> Prediction | None:
     """The estimate of every decoding pass of one rung; None below the floor."""
     checkpoint = Checkpoint.open(job.model)
-    try:
-        plan = checkpoint.plan(
-            ram_bytes=ram_bytes,
-            context_tokens=len(job.ids) + job.num_new,
-            chunk_tokens=None,
-            look_ahead="auto",
-            reference=False,
-        )
-    except DoesNotFit:
+    plan = _plan_of_a_run(checkpoint, job, ram_bytes)
+    if plan is None:
         return None
     passes = engine_passes(trace, plan.num_slots)[_prompt_passes(plan, job) :]
     if plan.fills_slots:  # read before they are asked for, whatever a replay of demands says
@@ -134,6 +131,25 @@ def _figures(values: Values, job: Job) -> Figures:
             remedies=[f"Measure them:  twoends doctor --disk {job.model} --threads {choice.threads}"],
         )
     return Figures(disk=disk, compute=compute)
+
+
+def _plan_of_a_run(checkpoint: Checkpoint, job: Job, ram_bytes: int) -> Plan | None:
+    """The plan of a run, told by one that ends after the prompt: its process holds more than this one."""
+    short = dataclasses.replace(job, num_new=1)
+    context = len(job.ids) + job.num_new
+    done = subprocess.run(
+        [*short.words(ram_bytes), "--context", str(context)], capture_output=True, text=True, check=False
+    )
+    if done.returncode == DoesNotFit.exit_code:
+        return None
+    if done.returncode:
+        raise TwoendsError("the run for its plan failed.", evidence=[("says", done.stderr.strip())])
+    found = json.loads(done.stdout)["plan"]
+    here = checkpoint.plan(
+        ram_bytes=ram_bytes, context_tokens=context, chunk_tokens=None, look_ahead="auto", reference=False
+    )
+    sizes = {field.name: found[field.name] for field in dataclasses.fields(Plan) if field.name not in _ROWS}
+    return dataclasses.replace(here, **sizes)
 
 
 def _routing(job: Job, ram_bytes: int) -> RoutingTrace:
