@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -55,10 +57,11 @@ def test_where_every_expert_has_a_slot_all_hits_are_predicted(twoends, nano, mea
 
 
 @native
-def test_the_replay_of_a_trace_has_the_hits_of_the_run_to_the_request(twoends, nano, tmp_path):
+def test_the_replay_of_a_trace_has_the_hits_of_the_run_to_the_request(nano, tmp_path):
     trace = tmp_path / "trace.jsonl"
     words = ("--ids", "1,2,3,4,5,6,7,8", "-n", "6", "--ram", "400MB", "--look-ahead", "off")
-    run = json.loads(twoends("run", nano, *words, "--trace", trace, "--json").out)
+    command = (sys.executable, "-m", "twoends", "run", nano, *words, "--trace", trace, "--json")
+    run = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     passes = engine_passes(read_trace(trace), run["plan"]["num_slots"])
     assert sum(requests for requests, _ in passes) == run["expert_requests"]
     assert sum(hits for _, hits in passes) == run["expert_hits"] > 0

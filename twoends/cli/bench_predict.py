@@ -26,7 +26,7 @@ from twoends.checkpoint.pack_file import is_pack
 from twoends.cli.bench_ladder import choose_cap, job_of, size_text
 from twoends.cli.command import Values
 from twoends.cli.screen import Screen, columns, facts, plural
-from twoends.engine.budget import Plan
+from twoends.engine.budget import Plan, make_plan
 from twoends.engine.device import DiskRate, rate_under
 from twoends.engine.open import Checkpoint
 from twoends.errors import DoesNotFit, TwoendsError
@@ -145,11 +145,17 @@ def _plan_of_a_run(checkpoint: Checkpoint, job: Job, ram_bytes: int) -> Plan | N
     if done.returncode:
         raise TwoendsError("the run for its plan failed.", evidence=[("says", done.stderr.strip())])
     found = json.loads(done.stdout)["plan"]
-    here = checkpoint.plan(
-        ram_bytes=ram_bytes, context_tokens=context, chunk_tokens=None, look_ahead="auto", reference=False
+    # What this process holds is no part of it; every size is replaced.
+    form = make_plan(
+        checkpoint.config,
+        checkpoint.index,
+        ram_bytes=ram_bytes,
+        program_bytes=0,
+        context_tokens=context,
+        chunk_tokens=None,
     )
     sizes = {field.name: found[field.name] for field in dataclasses.fields(Plan) if field.name not in _ROWS}
-    return dataclasses.replace(here, **sizes)
+    return dataclasses.replace(form, **sizes)
 
 
 def _routing(job: Job, ram_bytes: int) -> RoutingTrace:
