@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from twoends.errors import OptionError
 from twoends.train.draft_layer import DraftLayer, target_states, visible_bases
 from twoends.train.draft_loss import LOSSES
 from twoends.train.draft_recipe import DraftRecipe
@@ -27,7 +26,7 @@ from twoends.train.optimiser import learning_rate_at, make_optimiser
 from twoends.train.packing import documents_of_rows
 from twoends.train.ranks import one_rank
 from twoends.train.rows import Ids, batch
-from twoends.train.snapshot import newest_snapshot, read_snapshot, write_snapshot
+from twoends.train.snapshot import read_snapshot, snapshot_to_resume, write_snapshot
 
 LOSSES_FILE = "loss.jsonl"
 _DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
@@ -167,9 +166,7 @@ class DraftRun:
 
     def restore(self) -> None:
         """Continue from the newest whole snapshot in out_dir. One of another draft or target is refused."""
-        path = newest_snapshot(self.out_dir)
-        if path is None:
-            raise OptionError(f"there is no snapshot to resume from in {self.out_dir}.")
+        path = snapshot_to_resume(self.out_dir)
         self.done_steps, self.losses = read_snapshot(
             path,
             recipe=self._record(),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from twoends.errors import OptionError
 from twoends.train.draft_loss import LOSSES
-from twoends.train.recipe import CHOICES, DRAFT_PRESET, DataRecipe, read_section, refuse_keys
+from twoends.train.recipe import CHOICES, DRAFT_PRESET, DataRecipe, read_section, read_sections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +59,7 @@ class DraftRecipe:
 
 def parse_draft_recipe(text: str, *, path: Path) -> DraftRecipe:
     """The recipe in `text`; `path` only names it in errors. Raises OptionError."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise OptionError(f"the recipe {path} isn't TOML: {error}.") from error
-    known = {field.name for field in fields(DraftRecipe)}
-    if unknown := set(raw) - known:
-        raise refuse_keys(path, "top level", "has unknown sections", unknown, known)
+    raw = read_sections(text, DraftRecipe, path=path)
     recipe = DraftRecipe(
         draft=read_section(raw, "draft", DraftShape, path=path, derived={}),
         data=read_section(raw, "data", DataRecipe, path=path, derived={}),

@@ -32,7 +32,7 @@ from twoends.train.qk_clip import clip_attention
 from twoends.train.ranks import Ranks, one_rank
 from twoends.train.recipe import Recipe, TrainRecipe, check_choices
 from twoends.train.rows import IGNORE, Ids, batch, heldout_batches, inputs_and_targets
-from twoends.train.snapshot import newest_snapshot, read_snapshot, write_snapshot
+from twoends.train.snapshot import read_snapshot, snapshot_to_resume, write_snapshot
 
 LOSSES = "loss.jsonl"
 # Steps that the shown speed is an average of.
@@ -288,9 +288,7 @@ class Run:
 
     def restore(self) -> None:
         """Continue from the newest whole snapshot in out_dir. One of another model is refused."""
-        path = newest_snapshot(self.out_dir)
-        if path is None:
-            raise OptionError(f"there is no snapshot to resume from in {self.out_dir}.")
+        path = snapshot_to_resume(self.out_dir)
         self.done_steps, self.losses = read_snapshot(
             path,
             recipe=asdict(self.recipe),

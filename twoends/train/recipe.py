@@ -142,15 +142,21 @@ def read_section(raw: dict[str, Any], name: str, record: type, *, path: Path, de
     return record(**values)
 
 
-def parse_recipe(text: str, *, path: Path) -> Recipe:
-    """The recipe in `text`; `path` only names it in errors."""
+def read_sections(text: str, record: type, *, path: Path) -> dict[str, Any]:
+    """The sections of a recipe, each a field of `record`. Raises OptionError where it is no TOML."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise OptionError(f"the recipe {path} isn't TOML: {error}.") from error
-    known = {field.name for field in fields(Recipe)}
+    known = {field.name for field in fields(record)}
     if unknown := set(raw) - known:
         raise refuse_keys(path, "top level", "has unknown sections", unknown, known)
+    return raw
+
+
+def parse_recipe(text: str, *, path: Path) -> Recipe:
+    """The recipe in `text`; `path` only names it in errors."""
+    raw = read_sections(text, Recipe, path=path)
     tokenizer = read_section(raw, "tokenizer", TokenizerRecipe, path=path, derived={})
     if stated := _DERIVED & set(raw.get("model", {})):
         raise refuse_keys(path, "model", "states what the tokenizer decides", set(stated), set())

@@ -38,6 +38,14 @@ def newest_snapshot(out_dir: Path) -> Path | None:
     return whole[-1] if whole else None
 
 
+def snapshot_to_resume(out_dir: Path) -> Path:
+    """The newest whole snapshot. Raises OptionError where there is none."""
+    path = newest_snapshot(out_dir)
+    if path is None:
+        raise OptionError(f"there is no snapshot to resume from in {out_dir}.")
+    return path
+
+
 def write_snapshot(
     out_dir: Path,
     *,
