@@ -10,9 +10,10 @@ PROMPT ?= Once upon a time
 run: $(VENV)/.run
 	@$(BIN)/twoends run "$(PROMPT)" -n 120
 
-# Whole files to a worker, so that what a file's tests share is made once.
+# Whole files to a worker, so that what a file's tests share is made once; in their order, for the heavy
+# ones have few tests and would come last.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
