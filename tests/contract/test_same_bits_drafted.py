@@ -144,7 +144,7 @@ def test_a_draft_layer_changes_no_bit(
     assert_same(drafted, plain)
     tally = drafted.drafts["model"]
     if layer == "by heart":
-        assert tally.drafted > tally.accepted > 5
+        assert tally.drafted >= tally.accepted > 5
         assert drafted.counters.bytes_trunk < plain.counters.bytes_trunk
     else:
         assert tally.drafted > 4
