@@ -35,7 +35,7 @@ from twoends.train.loop import write_text_atomically
 from twoends.train.machine import use_threads
 from twoends.train.recipe import DRAFT_PRESET, recipe_text
 from twoends.train.rows import pack_rows
-from twoends.train.snapshot import newest_snapshot
+from twoends.train.snapshot import refuse_earlier_run
 from twoends.units import format_bytes, format_duration
 
 # The folder for --draft-model; what scripts read; what people read.
@@ -44,11 +44,8 @@ DRAFT, RESULT, REPORT = "draft", "result.json", "report.md"
 
 def train_draft_layer(values: Values, screen: Screen, *, out: Path) -> None:
     """`twoends train --draft-of`. Raises OptionError, and what the text, the target and the export raise."""
-    if newest_snapshot(out) is not None and not values.resume:
-        raise OptionError(
-            f"{out} holds the snapshot of an earlier run.",
-            remedies=["Go on with it:  add --resume", "Or choose another --out."],
-        )
+    if not values.resume:
+        refuse_earlier_run(out)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise OptionError("--draft-of trains in one process; start it without torchrun.")
     target = Path(values.draft_of) if values.draft_of != "nano" or Path("nano").is_dir() else shipped_model()

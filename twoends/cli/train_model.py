@@ -21,7 +21,6 @@ from twoends.cli.screen import Screen, facts, plural, progress_bar
 from twoends.cli.stop import StopSignals
 from twoends.cli.train_samples import engine_samples
 from twoends.cli.train_text import corpus_of, recipe_of
-from twoends.errors import OptionError
 from twoends.train.events import EventFile
 from twoends.train.export import export_checkpoint
 from twoends.train.flops import matmul_rate, token_flops
@@ -32,7 +31,7 @@ from twoends.train.prepare import Prepared, prepare
 from twoends.train.ranks import Ranks, join_ranks, leave_ranks
 from twoends.train.recipe import Recipe, recipe_text
 from twoends.train.report import HELDOUT, SAMPLES, SPEED, append_line, report_html
-from twoends.train.snapshot import newest_snapshot
+from twoends.train.snapshot import refuse_earlier_run
 from twoends.units import format_bytes, format_duration
 
 # The finished model; the model as of the last snapshot, which samples are written with; what scripts read.
@@ -50,11 +49,8 @@ def train_model(values: Values, screen: Screen, *, out: Path) -> None:
 
 
 def _train_model(values: Values, screen: Screen, *, out: Path, ranks: Ranks) -> None:
-    if newest_snapshot(out) is not None and not values.resume:
-        raise OptionError(
-            f"{out} holds the snapshot of an earlier run.",
-            remedies=["Go on with it:  add --resume", "Or choose another --out."],
-        )
+    if not values.resume:
+        refuse_earlier_run(out)
     threads = use_threads(values.threads)
     recipe = recipe_of(values, default="nano")
     prepared = _prepare(values, recipe, screen, ranks)

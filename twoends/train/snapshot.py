@@ -46,6 +46,15 @@ def snapshot_to_resume(out_dir: Path) -> Path:
     return path
 
 
+def refuse_earlier_run(out_dir: Path) -> None:
+    """Raises OptionError where a run that isn't resumed would write over another's snapshots."""
+    if newest_snapshot(out_dir) is not None:
+        raise OptionError(
+            f"{out_dir} holds the snapshot of an earlier run.",
+            remedies=["Go on with it:  add --resume", "Or choose another --out."],
+        )
+
+
 def write_snapshot(
     out_dir: Path,
     *,
