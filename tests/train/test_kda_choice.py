@@ -11,17 +11,37 @@ import pytest
 torch = pytest.importorskip("torch", reason="the training half needs torch (pip install 'twoends[train]')")
 
 from tests.train.models import tiny_architecture  # noqa: E402
+from twoends.kernels.built import is_built  # noqa: E402
+from twoends.train import kda_choice  # noqa: E402
 from twoends.train.delta_rule import tiled_kda  # noqa: E402
 from twoends.train.kda import KimiDeltaAttention  # noqa: E402
 from twoends.train.kda_choice import choose_kda, flash_kernel  # noqa: E402
+from twoends.train.kda_native import native_kda, native_kernels  # noqa: E402
 from twoends.train.model import KimiK3  # noqa: E402
 from twoends.train.packing import documents_of_lengths  # noqa: E402
 
 
-def test_a_processor_runs_tiles_and_says_why() -> None:
+@pytest.mark.skipif(not is_built(), reason="needs the native kernels")
+def test_a_processor_runs_native_tiles_and_says_why() -> None:
+    choice = choose_kda(torch.device("cpu"))
+    assert (choice.name, choice.kernel) == ("native tiles", native_kda)
+    isa = native_kernels().isa
+    assert choice.reason == f"the run is on the CPU and the native kernels are built ({isa})"
+
+
+def test_a_processor_without_native_kernels_runs_tiles_and_says_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kda_choice, "is_built", lambda: False)
     choice = choose_kda(torch.device("cpu"))
     assert (choice.name, choice.kernel) == ("tiles", tiled_kda)
-    assert choice.reason == "flash-linear-attention's kernels need CUDA, this run is on cpu"
+    assert "no C++ compiler at install" in choice.reason
+
+
+def test_another_device_runs_tiles() -> None:
+    choice = choose_kda(torch.device("mps"))
+    assert (choice.name, choice.kernel) == ("tiles", tiled_kda)
+    assert choice.reason == "flash-linear-attention's kernels need CUDA, this run is on mps"
 
 
 def test_a_gpu_without_the_package_runs_tiles_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +80,10 @@ def test_documents_reach_the_kernel_as_one_row_with_lengths() -> None:
 
 
 def test_a_model_runs_the_kernel_it_is_given() -> None:
-    model = KimiK3(tiny_architecture()).use_kda(choose_kda(torch.device("cpu")))
+    choice = choose_kda(torch.device("cpu"))
+    model = KimiK3(tiny_architecture()).use_kda(choice)
     kernels = {m.kernel for m in model.modules() if isinstance(m, KimiDeltaAttention)}
-    assert kernels == {tiled_kda}
+    assert kernels == {choice.kernel}
 
 
 @pytest.mark.parametrize("lengths", [[1, 4], [0, 5, 3], [0, 9]])

@@ -58,13 +58,7 @@ def _reference(why: str) -> Choice:
 
 def _native(threads: int | None, isa: str | None) -> Choice:
     native = load_module()
-    available = native.available_isas()
-    if isa is None:
-        isa, why_isa = available[0], f"{available[0]}, the fastest of {', '.join(available)}"
-    elif isa in available:
-        why_isa = f"{isa}, from TWOENDS_ISA"
-    else:
-        raise _wrong_isa(isa, available)
+    isa, why_isa = instruction_set(native, isa)
     if threads is None:
         threads, origin = allowed_cores()
         why_threads = f"{threads}, {origin}"
@@ -78,6 +72,16 @@ def _native(threads: int | None, isa: str | None) -> Choice:
         ("threads", why_threads),
     )
     return Choice(ops=ops, isa=isa, threads=threads, reasons=reasons)
+
+
+def instruction_set(native: Any, isa: str | None) -> tuple[str, str]:
+    """The set that `isa` (the value of TWOENDS_ISA) names, or the fastest here; and why."""
+    available = native.available_isas()
+    if isa is None:
+        return available[0], f"{available[0]}, the fastest of {', '.join(available)}"
+    if isa in available:
+        return isa, f"{isa}, from TWOENDS_ISA"
+    raise _wrong_isa(isa, available)
 
 
 def load_module() -> Any:

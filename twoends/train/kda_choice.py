@@ -1,4 +1,4 @@
-"""Which code runs the gated delta rule: our tiles, or flash-linear-attention's kernels where they can run."""
+"""Which code runs the gated delta rule: native tiles (CPU), flash-linear-attention (CUDA), or torch tiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twoends.kernels.built import HOW_TO_GET_THE_FAST_ONES, is_built
 from twoends.train.delta_rule import tiled_kda
+from twoends.train.kda_native import native_kda, native_kernels
 from twoends.train.packing import lengths_of_documents
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -27,6 +29,13 @@ class KdaChoice:
 
 def choose_kda(device: torch.device) -> KdaChoice:
     """The kernel for a whole run on `device`; ask once and print the reason."""
+    if device.type == "cpu" and is_built():
+        kernels = native_kernels()
+        reason = f"the run is on the CPU and the native kernels are built ({kernels.isa})"
+        return KdaChoice(name="native tiles", reason=reason, kernel=native_kda)
+    if device.type == "cpu":
+        reason = f"there was no C++ compiler at install; faster:  {HOW_TO_GET_THE_FAST_ONES}"
+        return KdaChoice(name="tiles", reason=reason, kernel=tiled_kda)
     if device.type != "cuda":
         reason = f"flash-linear-attention's kernels need CUDA, this run is on {device.type}"
         return KdaChoice(name="tiles", reason=reason, kernel=tiled_kda)

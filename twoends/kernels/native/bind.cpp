@@ -1,6 +1,4 @@
 // The Python side: shapes are checked here, the interpreter lock is released for all but the smallest calls.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -8,17 +6,14 @@
 #include <cmath>
 #include <optional>
 
+#include "bind.h"
 #include "crc32.h"
-#include "kernels.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
+using namespace nanobind::literals;
 
 namespace twoends {
 namespace {
 
-template <class T, size_t... N>
-using Array = nb::ndarray<T, nb::ndim<N>..., nb::c_contig, nb::device::cpu>;
 using Bytes = Array<const uint8_t, 1>;
 using In = Array<const float>;
 using In1 = Array<const float, 1>;
@@ -27,21 +22,6 @@ using In3 = Array<const float, 3>;
 using Out = Array<float>;
 using Out2 = Array<float, 2>;
 using Out3 = Array<float, 3>;
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::invalid_argument(what);
-}
-
-// The interpreter lock costs more than the work of a small call, and getting it back may take milliseconds.
-template <class Body>
-void compute(size_t work, Body body) {
-  if (is_small(work)) {
-    body();
-  } else {
-    const nb::gil_scoped_release unlocked;
-    body();
-  }
-}
 
 Format format_of(const std::string& name) {
   if (name == "bf16") return Format::bf16;
@@ -331,7 +311,7 @@ uint32_t checksum(const Bytes& data) {
 
 NB_MODULE(_native, m) {
   using namespace twoends;
-  m.attr("INTERFACE") = 5;
+  m.attr("INTERFACE") = 6;
   // Kernels live as long as the process: what still holds them at its end is no leak.
   nb::set_leak_warnings(false);
   m.attr("BUILT_BY") = TWOENDS_BUILT_BY;
@@ -342,8 +322,8 @@ NB_MODULE(_native, m) {
   const auto optional_array = nb::arg().noconvert().none();
   const auto value = nb::arg();
   const auto optional_value = nb::arg().none();
-  nb::class_<Kernels>(m, "Kernels")
-      .def(nb::init<const std::string&, size_t>(), "isa"_a, "threads"_a)
+  nb::class_<Kernels> kernels(m, "Kernels");
+  kernels.def(nb::init<const std::string&, size_t>(), "isa"_a, "threads"_a)
       .def_prop_ro("isa", [](const Kernels& k) { return std::string(k.isa()); })
       .def_prop_ro("threads", &Kernels::threads)
       .def("matmul", &matmul, value, array, optional_array, value, value,
@@ -390,4 +370,5 @@ NB_MODULE(_native, m) {
       .def("combine", &combine, array, array, array)
       .def("fma", &fma_each, array, array, array, array)
       .def("read", &read_all, array);
+  bind_training(kernels);
 }

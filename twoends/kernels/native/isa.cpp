@@ -2,6 +2,7 @@
 #include "isa.h"
 
 #include "kda.h"
+#include "kda_tiles_back.h"
 #include "mla.h"
 #include "moe.h"
 #include "norm.h"
@@ -61,6 +62,10 @@ Table table() {
   t.kda_decay = kda_decay;
   t.kda_steps = kda_steps;
   t.kda_mix = kda_mix;
+  t.kda_tiles_scratch = kda_tiles_scratch;
+  t.kda_tiles_back_scratch = kda_tiles_back_scratch;
+  t.kda_tiles = kda_tiles;
+  t.kda_tiles_back = kda_tiles_back;
   t.mla_heads = mla_heads;
   t.attnres_mix = attnres_mix;
   t.route = route;

@@ -104,6 +104,19 @@ struct MlaJob {
   float scale;
 };
 
+// Piece: one head of one row of a batch, through all tokens: q, k, g [B,T,H,K], v [B,T,H,V], beta [B,T,H],
+// documents [B,T] or null. `states` keeps the state every `segment` tiles, [B*H, segments - 1, K, V], or is null;
+// `scratch` holds what Table says per worker. The d_ arrays are of the backward pass alone.
+struct KdaTilesJob {
+  const float *q, *k, *v, *g, *beta;
+  const int64_t* documents;
+  float *states, *out;
+  size_t tokens, heads, key_dim, value_dim, segment;
+  const float* d_out;
+  float *d_q, *d_k, *d_v, *d_g, *d_beta;
+  float* scratch;
+};
+
 // Piece: one token. `scratch` holds scratch_floats per worker.
 struct MixJob {
   const float *sources, *f_split;
@@ -188,6 +201,9 @@ struct Table {
   Kernel<DecayJob> kda_decay;
   Kernel<KdaJob> kda_steps;
   Kernel<KdaMixJob> kda_mix;
+  size_t (*kda_tiles_scratch)(const KdaTilesJob& job);
+  size_t (*kda_tiles_back_scratch)(const KdaTilesJob& job);
+  Kernel<KdaTilesJob> kda_tiles, kda_tiles_back;
   Kernel<MlaJob> mla_heads;
   Kernel<MixJob> attnres_mix;
   Kernel<RouteJob> route;

@@ -59,6 +59,18 @@ void Kernels::kda_mix(KdaMixJob job) {
   run(table_.kda_mix, job, steps.heads, elementary(4 * size) + size * steps.value_dim * 4);
 }
 
+void Kernels::kda_tiles(KdaTilesJob job, size_t pieces) {
+  const Scratch scratch = scratch_of(pool_.threads() * table_.kda_tiles_scratch(job));
+  job.scratch = scratch.get();
+  run(table_.kda_tiles, job, pieces, pieces * job.tokens * job.key_dim * job.value_dim * 4);
+}
+
+void Kernels::kda_tiles_back(KdaTilesJob job, size_t pieces) {
+  const Scratch scratch = scratch_of(pool_.threads() * table_.kda_tiles_back_scratch(job));
+  job.scratch = scratch.get();
+  run(table_.kda_tiles_back, job, pieces, pieces * job.tokens * job.key_dim * job.value_dim * 12);
+}
+
 void Kernels::mla_heads(MlaJob job) {
   if (job.num_rows == 0) return;
   Scratch unpacked;

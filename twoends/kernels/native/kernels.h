@@ -59,6 +59,9 @@ class Kernels {
   void kda_decay(DecayJob job, size_t pieces);
   void kda_steps(KdaJob job);
   void kda_mix(KdaMixJob job);
+  // `pieces`: heads times rows of the batch.
+  void kda_tiles(KdaTilesJob job, size_t pieces);
+  void kda_tiles_back(KdaTilesJob job, size_t pieces);
   void mla_heads(MlaJob job);
   void attnres_mix(const float* sources, const float* f, float* out, size_t num_sources, size_t num_tokens, size_t dim,
                    double eps);
