@@ -16,15 +16,23 @@ def _gradient(heads: int, rows: int, columns: int) -> torch.Tensor:
     return (noise * torch.logspace(-6, -3, heads)[:, None, None]).flatten(0, 1)
 
 
-def _rms_by_head(gradient: torch.Tensor, *, heads: int, head_rows: tuple[int, ...]) -> torch.Tensor:
+DTYPES = pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["binary32", "bf16"])
+
+
+def _rms_by_head(
+    gradient: torch.Tensor, *, heads: int, head_rows: tuple[int, ...], dtype: torch.dtype | None = None
+) -> torch.Tensor:
     weight = torch.zeros_like(gradient)
-    apply_updates([(weight, gradient)], head_rows=head_rows, learning_rate=1.0)
+    apply_updates([(weight, gradient)], head_rows=head_rows, learning_rate=1.0, matmul_dtype=dtype)
     return weight.unflatten(0, (heads, -1)).square().mean((1, 2)).sqrt()
 
 
+@DTYPES
 @pytest.mark.parametrize(("rows", "columns"), [(128, 1024), (32, 128), (16, 32), (8, 32), (128, 128)])
-def test_heads_whose_gradients_differ_a_thousand_times_are_updated_alike(rows: int, columns: int) -> None:
-    rms = _rms_by_head(_gradient(8, rows, columns), heads=8, head_rows=(rows,))
+def test_heads_whose_gradients_differ_a_thousand_times_are_updated_alike(
+    rows: int, columns: int, dtype: torch.dtype | None
+) -> None:
+    rms = _rms_by_head(_gradient(8, rows, columns), heads=8, head_rows=(rows,), dtype=dtype)
     assert float(rms.max() / rms.min()) < 1.02
     assert float(rms.mean()) == pytest.approx(0.2, rel=0.05)
 
@@ -58,10 +66,11 @@ def test_an_expert_of_a_stack_is_updated_as_if_it_were_alone() -> None:
     torch.testing.assert_close(stacked, alone, rtol=1e-5, atol=1e-6)
 
 
+@DTYPES
 @pytest.mark.parametrize("shape", [(1, 16, 64), (3, 64, 16), (2, 32, 32)])
-def test_singular_values_come_close_to_one(shape: tuple[int, ...]) -> None:
+def test_singular_values_come_close_to_one(shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    values = torch.linalg.svdvals(orthogonalise(x * 1e-12))
+    values = torch.linalg.svdvals(orthogonalise(x * 1e-12, matmul_dtype=dtype))
     # The smallest of a square matrix may be near zero, and lag behind.
     assert float(values.max()) < 1.01
     assert float(values.median()) > 0.95

@@ -92,6 +92,7 @@ class DraftRun:
             beta1=train.beta1,
             beta2=train.beta2,
             momentum=train.momentum,
+            matmul_dtype=_DTYPES[train.matmul_dtype],
         )
         self.done_steps = 0
         self.losses: list[dict[str, Any]] = []

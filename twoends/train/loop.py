@@ -308,6 +308,7 @@ def _optimiser(model: KimiK3, train: TrainRecipe) -> torch.optim.Optimizer:
         beta1=train.beta1,
         beta2=train.beta2,
         momentum=train.momentum,
+        matmul_dtype=_DTYPES[train.matmul_dtype],
     )
 
 

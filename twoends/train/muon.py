@@ -25,10 +25,11 @@ _UPDATE_RMS = 0.2
 _STACK_ELEMENTS = 1 << 24
 
 
-def orthogonalise(stack_NRC: Tensor) -> Tensor:
+def orthogonalise(stack_NRC: Tensor, *, matmul_dtype: torch.dtype | None = None) -> Tensor:
     """Each matrix of a stack [N,R,C] with its singular values moved close to one, in binary32.
 
-    Independent of scale: only direction counts, however small the gradient. A matrix of zeros stays zero.
+    Independent of scale: only direction counts, however small the gradient. A matrix of zeros stays zero. The
+    products run in `matmul_dtype` (None: binary32): bfloat16 moves a singular value by its rounding, 0.2 %.
     """
     x = stack_NRC.float()
     tall = x.shape[-2] > x.shape[-1]
@@ -37,6 +38,7 @@ def orthogonalise(stack_NRC: Tensor) -> Tensor:
     tiny = torch.finfo(x.dtype).tiny
     x = x / x.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
     x = x / x.square().sum((-2, -1), keepdim=True).sqrt().clamp_min(tiny)
+    x = x.to(matmul_dtype or x.dtype)
     a, b, c = _QUINTIC
     for _ in range(_QUINTIC_STEPS):
         gram = x @ x.mT
@@ -44,7 +46,7 @@ def orthogonalise(stack_NRC: Tensor) -> Tensor:
     a, b = _CUBIC
     for _ in range(_CUBIC_STEPS):
         x = torch.baddbmm(x, x @ x.mT, x, beta=a, alpha=b)
-    return x.mT if tall else x
+    return (x.mT if tall else x).float()
 
 
 def blocks_of(matrix: Tensor, head_rows: tuple[int, ...]) -> list[Tensor]:
@@ -61,7 +63,11 @@ def blocks_of(matrix: Tensor, head_rows: tuple[int, ...]) -> list[Tensor]:
 
 
 def apply_updates(
-    pairs: Sequence[tuple[Tensor, Tensor]], *, head_rows: tuple[int, ...], learning_rate: float
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    *,
+    head_rows: tuple[int, ...],
+    learning_rate: float,
+    matmul_dtype: torch.dtype | None = None,
 ) -> None:
     """Subtract learning_rate times Muon's update from each weight of (weight, direction) pairs, in place."""
     by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
@@ -73,7 +79,7 @@ def apply_updates(
         size = learning_rate * _UPDATE_RMS * math.sqrt(max(rows, columns))
         limit = max(1, _STACK_ELEMENTS // (rows * columns))
         for batch in _batches(members, limit=limit):
-            update = orthogonalise(torch.cat([block for _, block in batch]))
+            update = orthogonalise(torch.cat([block for _, block in batch]), matmul_dtype=matmul_dtype)
             for (target, _), part in zip(batch, update.split([len(t) for t, _ in batch]), strict=True):
                 target.add_(part.to(target.dtype), alpha=-size)
 

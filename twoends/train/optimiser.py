@@ -98,7 +98,10 @@ def _holds_whole_blocks(weight: DTensor, rows: tuple[int, ...]) -> bool:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon and AdamW by group; state `momentum`, or `step`, `exp_avg` and `exp_avg_sq`, per parameter."""
+    """Muon and AdamW by group; state `momentum`, or `step`, `exp_avg` and `exp_avg_sq`, per parameter.
+
+    State and sums are binary32; Muon's products run in `matmul_dtype` (None: binary32 too).
+    """
 
     def __init__(
         self,
@@ -107,7 +110,9 @@ class MuonAdamW(torch.optim.Optimizer):
         learning_rate: float,
         betas: tuple[float, float],
         momentum: float,
+        matmul_dtype: torch.dtype | None = None,
     ) -> None:
+        self._matmul_dtype = matmul_dtype
         defaults = {"lr": learning_rate, "betas": betas, "momentum": momentum, "eps": _ADAM_EPS}
         super().__init__(groups, defaults)
 
@@ -124,6 +129,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def _muon(self, group: dict[str, Any]) -> None:
         rate, momentum, rows = float(group["lr"]), group["momentum"], tuple(group["head_rows"])
+        how: dict[str, Any] = {"head_rows": rows, "learning_rate": rate, "matmul_dtype": self._matmul_dtype}
         pairs: list[tuple[Tensor, Tensor]] = []
         for weight in group["params"]:
             if weight.grad is None:
@@ -140,12 +146,12 @@ class MuonAdamW(torch.optim.Optimizer):
                 pairs.append((weight.to_local(), direction.to_local()))
             else:
                 whole = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
-                apply_updates([(whole, direction.full_tensor())], head_rows=rows, learning_rate=rate)
+                apply_updates([(whole, direction.full_tensor())], **how)
                 spread = DTensor.from_local(
                     whole, weight.device_mesh, [Replicate()] * weight.device_mesh.ndim
                 )
                 weight.add_(spread.redistribute(placements=weight.placements))
-        apply_updates(pairs, head_rows=rows, learning_rate=rate)
+        apply_updates(pairs, **how)
 
     def _adamw(self, group: dict[str, Any]) -> None:
         weights = [weight for weight in group["params"] if weight.grad is not None]
@@ -185,7 +191,14 @@ def make_optimiser(
     beta1: float,
     beta2: float,
     momentum: float = 0.95,
+    matmul_dtype: torch.dtype | None = None,
 ) -> MuonAdamW:
     """The optimiser `kind` of `model`: "per-head-muon" (the recipe), "muon" (whole matrices) or "adamw"."""
     groups = parameter_groups(model, kind=kind, weight_decay=weight_decay)
-    return MuonAdamW(groups, learning_rate=learning_rate, betas=(beta1, beta2), momentum=momentum)
+    return MuonAdamW(
+        groups,
+        learning_rate=learning_rate,
+        betas=(beta1, beta2),
+        momentum=momentum,
+        matmul_dtype=matmul_dtype,
+    )
