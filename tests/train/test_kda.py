@@ -8,8 +8,9 @@ torch = pytest.importorskip("torch", reason="the training half needs torch (pip 
 
 from tests.train.models import tiny_architecture  # noqa: E402
 from twoends.train import delta_rule  # noqa: E402
+from twoends.train.convolution import short_convolution  # noqa: E402
 from twoends.train.delta_rule import recurrent_kda, tiled_kda  # noqa: E402
-from twoends.train.kda import l2_normalise, short_convolution  # noqa: E402
+from twoends.train.kda import l2_normalise  # noqa: E402
 from twoends.train.model import KimiK3  # noqa: E402
 from twoends.train.packing import documents_of_lengths  # noqa: E402
 

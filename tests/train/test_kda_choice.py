@@ -13,18 +13,20 @@ torch = pytest.importorskip("torch", reason="the training half needs torch (pip 
 from tests.train.models import tiny_architecture  # noqa: E402
 from twoends.kernels.built import is_built  # noqa: E402
 from twoends.train import kda_choice  # noqa: E402
+from twoends.train.conv_native import native_convolution  # noqa: E402
 from twoends.train.delta_rule import tiled_kda  # noqa: E402
 from twoends.train.kda import KimiDeltaAttention  # noqa: E402
 from twoends.train.kda_choice import choose_kda, flash_kernel  # noqa: E402
-from twoends.train.kda_native import native_kda, native_kernels  # noqa: E402
+from twoends.train.kda_native import native_kda  # noqa: E402
 from twoends.train.model import KimiK3  # noqa: E402
+from twoends.train.native import native_kernels  # noqa: E402
 from twoends.train.packing import documents_of_lengths  # noqa: E402
 
 
 @pytest.mark.skipif(not is_built(), reason="needs the native kernels")
 def test_a_processor_runs_native_tiles_and_says_why() -> None:
     choice = choose_kda(torch.device("cpu"))
-    assert (choice.name, choice.kernel) == ("native tiles", native_kda)
+    assert (choice.name, choice.kernel, choice.convolve) == ("native tiles", native_kda, native_convolution)
     isa = native_kernels().isa
     assert choice.reason == f"the run is on the CPU and the native kernels are built ({isa})"
 

@@ -11,7 +11,8 @@ from twoends.errors import OptionError  # noqa: E402
 from twoends.kernels.built import is_built  # noqa: E402
 from twoends.kernels.choose import load_module  # noqa: E402
 from twoends.train.delta_rule import SEGMENT_TILES, TILE, recurrent_kda, tiled_kda  # noqa: E402
-from twoends.train.kda_native import _tiles, native_kda, native_kernels  # noqa: E402
+from twoends.train.kda_native import _tiles, native_kda  # noqa: E402
+from twoends.train.native import native_kernels  # noqa: E402
 from twoends.train.packing import documents_of_lengths  # noqa: E402
 
 if not is_built():

@@ -8,45 +8,15 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoends.train.architecture import Architecture
+from twoends.train.convolution import ShortConvolution, short_convolution
 from twoends.train.delta_rule import tiled_kda
-from twoends.train.kda_choice import Kernel
+from twoends.train.kda_choice import Convolution, Kernel
 from twoends.train.layers import Projection, RMSNorm, project_together
 
 _L2_EPS = 1e-6
-
-
-class ShortConvolution(nn.Module):
-    """Depthwise causal convolution followed by SiLU; the last tap multiplies the current token."""
-
-    def __init__(self, channels: int, taps: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, 1, taps))
-
-    def reset_parameters(self, generator: torch.Generator) -> None:
-        """Uniform in +-1/sqrt(taps), as a convolution of one channel."""
-        bound = 1 / math.sqrt(self.weight.shape[-1])
-        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
-
-
-def short_convolution(x: Tensor, weight: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-    """silu(sum_j weight[c, 0, j] x[t - taps + 1 + j, c]), x [B,T,P], weight [P,1,taps].
-
-    Zeros stand before the row's first token, and before the first of each document.
-    """
-    taps, tokens = weight.shape[-1], x.shape[1]
-    padded = F.pad(x, (0, 0, taps - 1, 0))
-    y = x * weight[:, 0, -1]
-    for back in range(1, taps):
-        earlier = padded[:, taps - 1 - back : taps - 1 - back + tokens]
-        if documents_BT is not None:
-            same = F.pad(documents_BT[:, back:] == documents_BT[:, :-back], (min(back, tokens), 0))
-            earlier = earlier * same[..., None]
-        y = y + earlier * weight[:, 0, taps - 1 - back]
-    return F.silu(y)
 
 
 def l2_normalise(x: Tensor) -> Tensor:
@@ -62,6 +32,7 @@ class KimiDeltaAttention(nn.Module):
         width, rank = arch.kda_width, arch.kda_head_dim
         self.heads, self.lower_bound = arch.kda_num_heads, arch.gate_lower_bound
         self.kernel: Kernel = tiled_kda
+        self.convolve: Convolution = short_convolution
         self.q_proj = Projection(arch.hidden_size, width)
         self.k_proj = Projection(arch.hidden_size, width)
         self.v_proj = Projection(arch.hidden_size, width)
@@ -96,7 +67,7 @@ class KimiDeltaAttention(nn.Module):
             x, [self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.f_a_proj, self.b_proj]
         )
         filters = torch.cat([self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight])
-        mixed = short_convolution(torch.cat([q, k, v], -1).to(dtype), filters, documents_BT)
+        mixed = self.convolve(torch.cat([q, k, v], -1).to(dtype), filters, documents_BT)
         q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in mixed.chunk(3, -1))
         q = l2_normalise(q) * q.shape[-1] ** -0.5
         g = self.decay(self.f_b_proj(low_rank))

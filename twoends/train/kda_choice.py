@@ -11,20 +11,28 @@ import torch
 from torch import Tensor
 
 from twoends.kernels.built import HOW_TO_GET_THE_FAST_ONES, is_built
+from twoends.train.conv_native import native_convolution
+from twoends.train.convolution import short_convolution
 from twoends.train.delta_rule import tiled_kda
-from twoends.train.kda_native import native_kda, native_kernels
+from twoends.train.kda_native import native_kda
+from twoends.train.native import native_kernels
 from twoends.train.packing import lengths_of_documents
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+Convolution = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KdaChoice:
-    """A kernel with `tiled_kda`'s arguments, its name, and one sentence on why it was taken."""
+    """A kernel with `tiled_kda`'s arguments, its name, and one sentence on why it was taken.
+
+    `convolve` takes `short_convolution`'s arguments.
+    """
 
     name: str
     reason: str
     kernel: Kernel
+    convolve: Convolution = short_convolution
 
 
 def choose_kda(device: torch.device) -> KdaChoice:
@@ -32,7 +40,7 @@ def choose_kda(device: torch.device) -> KdaChoice:
     if device.type == "cpu" and is_built():
         kernels = native_kernels()
         reason = f"the run is on the CPU and the native kernels are built ({kernels.isa})"
-        return KdaChoice(name="native tiles", reason=reason, kernel=native_kda)
+        return KdaChoice(name="native tiles", reason=reason, kernel=native_kda, convolve=native_convolution)
     if device.type == "cpu":
         reason = f"there was no C++ compiler at install; faster:  {HOW_TO_GET_THE_FAST_ONES}"
         return KdaChoice(name="tiles", reason=reason, kernel=tiled_kda)

@@ -6,34 +6,13 @@ than 1,024 tokens the state of every 1,024 is kept. Neither threads nor instruct
 
 from __future__ import annotations
 
-import functools
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from twoends.kernels.choose import instruction_set, load_module
 from twoends.train.delta_rule import SEGMENT_TILES, TILE, tiled_kda
-
-
-@functools.cache
-def _pool(isa: str | None, threads: int) -> Any:
-    native = load_module()
-    return native.Kernels(instruction_set(native, isa)[0], threads)
-
-
-def native_kernels() -> Any:
-    """The native kernels on torch's number of threads, made once for each; TWOENDS_ISA names the set."""
-    return _pool(os.environ.get("TWOENDS_ISA"), torch.get_num_threads())
-
-
-def _arrays(*tensors: Tensor | None) -> list[Any]:
-    return [None if tensor is None else tensor.contiguous().numpy() for tensor in tensors]
-
-
-def _empty_like(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+from twoends.train.native import arrays, empty_like, native_kernels
 
 
 @torch.library.custom_op("twoends::kda_tiles", mutates_args=(), device_types="cpu")
@@ -42,10 +21,10 @@ def _tiles(
 ) -> tuple[Tensor, Tensor]:
     """Outputs [B,T,H,V] and the states kept [B*H, segments - 1, K, V], none unless `keep`."""
     batch, tokens, heads, keys = q.shape
-    out = _empty_like(v)
+    out = empty_like(v)
     segments = (tokens - 1) // (SEGMENT_TILES * TILE) if keep else 0
     states = q.new_empty(batch * heads, segments, keys, v.shape[-1])
-    inputs = _arrays(q, k, v, g, beta, documents)
+    inputs = arrays(q, k, v, g, beta, documents)
     native_kernels().kda_tiles(*inputs, SEGMENT_TILES, states.numpy() if keep else None, out.numpy())
     return out, states
 
@@ -56,7 +35,7 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     segments = (q.shape[1] - 1) // (SEGMENT_TILES * TILE) if keep else 0
     states = q.new_empty(q.shape[0] * q.shape[2], segments, q.shape[3], v.shape[3])
-    return _empty_like(v), states
+    return empty_like(v), states
 
 
 @torch.library.custom_op("twoends::kda_tiles_back", mutates_args=(), device_types="cpu")
@@ -71,9 +50,9 @@ def _tiles_back(
     states: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, g and beta."""
-    gradients = tuple(map(_empty_like, (q, k, v, g, beta)))
-    inputs = _arrays(q, k, v, g, beta, documents)
-    native_kernels().kda_tiles_back(*inputs, SEGMENT_TILES, *_arrays(states, d_out, *gradients))
+    gradients = tuple(map(empty_like, (q, k, v, g, beta)))
+    inputs = arrays(q, k, v, g, beta, documents)
+    native_kernels().kda_tiles_back(*inputs, SEGMENT_TILES, *arrays(states, d_out, *gradients))
     return gradients  # type: ignore[return-value]
 
 
@@ -88,7 +67,7 @@ def _(
     documents: Tensor | None,
     states: Tensor,
 ) -> tuple[Tensor, ...]:
-    return tuple(map(_empty_like, (q, k, v, g, beta)))
+    return tuple(map(empty_like, (q, k, v, g, beta)))
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -157,10 +157,10 @@ class KimiK3(nn.Module):
         return self
 
     def use_kda(self, choice: KdaChoice) -> KimiK3:
-        """Run the gated delta rule of every KDA layer by `choice`."""
+        """Run the convolution and the gated delta rule of every KDA layer by `choice`."""
         for module in self.modules():
             if isinstance(module, KimiDeltaAttention):
-                module.kernel = choice.kernel
+                module.kernel, module.convolve = choice.kernel, choice.convolve
         return self
 
     def recompute_layers(self, recompute: bool) -> KimiK3:

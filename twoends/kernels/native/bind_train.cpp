@@ -11,6 +11,7 @@ namespace {
 using Rows = Array<const float, 4>;
 using RowsOut = Array<float, 4>;
 using Flat = Array<const float, 3>;
+using FlatOut = Array<float, 3>;
 using Documents = std::optional<Array<const int64_t, 2>>;
 using States = std::optional<RowsOut>;
 
@@ -55,7 +56,7 @@ void kda_tiles(Kernels& kernels, const Rows& q, const Rows& k, const Rows& v, co
 void kda_tiles_back(Kernels& kernels, const Rows& q, const Rows& k, const Rows& v, const Rows& g, const Flat& beta,
                     const Documents& documents, size_t segment, const States& states, const Rows& d_out,
                     const RowsOut& d_q, const RowsOut& d_k, const RowsOut& d_v, const RowsOut& d_g,
-                    const Array<float, 3>& d_beta) {
+                    const FlatOut& d_beta) {
   KdaTilesJob job = job_of(q, k, v, g, beta, documents, states, segment);
   require(states || job.tokens <= segment * 16, "the states that the forward pass kept are missing");
   require(same_shape(v, d_out) && same_shape(v, d_v), "a gradient differs from v in shape");
@@ -66,6 +67,33 @@ void kda_tiles_back(Kernels& kernels, const Rows& q, const Rows& k, const Rows& 
   compute(q.size() * job.value_dim, [&] { kernels.kda_tiles_back(job, q.shape(0) * q.shape(2)); });
 }
 
+ConvTrainJob job_of(const Flat& x, const Array<const float, 2>& w, const Documents& documents) {
+  require(w.shape(0) == x.shape(2) && w.shape(1) == 4, "filters must be [P,4]");
+  require(!documents || (documents->shape(0) == x.shape(0) && documents->shape(1) == x.shape(1)),
+          "documents must be [B,T]");
+  ConvTrainJob job = {};
+  job.x = x.data(), job.w = w.data(), job.documents = documents ? documents->data() : nullptr;
+  job.tokens = x.shape(1), job.channels = x.shape(2);
+  return job;
+}
+
+void conv_train(Kernels& kernels, const Flat& x, const Array<const float, 2>& w, const Documents& documents,
+                const FlatOut& out) {
+  ConvTrainJob job = job_of(x, w, documents);
+  require(same_shape(x, out), "out differs from x in shape");
+  job.out = out.data();
+  compute(elementary(x.size()), [&] { kernels.conv_train(job, x.shape(0)); });
+}
+
+void conv_train_back(Kernels& kernels, const Flat& x, const Array<const float, 2>& w, const Documents& documents,
+                     const Flat& d_out, const FlatOut& d_x, const FlatOut& d_w) {
+  ConvTrainJob job = job_of(x, w, documents);
+  require(same_shape(x, d_out) && same_shape(x, d_x), "a gradient differs from x in shape");
+  require(d_w.shape(0) == x.shape(0) && d_w.shape(1) == 4 && d_w.shape(2) == x.shape(2), "d_w must be [B,4,P]");
+  job.d_out = d_out.data(), job.d_x = d_x.data(), job.d_w = d_w.data();
+  compute(elementary(x.size()), [&] { kernels.conv_train_back(job, x.shape(0)); });
+}
+
 }  // namespace
 
 void bind_training(nb::class_<Kernels>& kernels) {
@@ -74,7 +102,9 @@ void bind_training(nb::class_<Kernels>& kernels) {
   const auto value = nb::arg();
   kernels.def("kda_tiles", &kda_tiles, array, array, array, array, array, optional_array, value, optional_array, array)
       .def("kda_tiles_back", &kda_tiles_back, array, array, array, array, array, optional_array, value, optional_array,
-           array, array, array, array, array, array);
+           array, array, array, array, array, array)
+      .def("conv_train", &conv_train, array, array, optional_array, array)
+      .def("conv_train_back", &conv_train_back, array, array, optional_array, array, array, array);
 }
 
 }  // namespace twoends

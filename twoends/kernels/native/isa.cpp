@@ -1,6 +1,7 @@
 // All kernels of one instruction set. Compiled once per set (CMakeLists.txt gives TWOENDS_ISA).
 #include "isa.h"
 
+#include "conv_train.h"
 #include "kda.h"
 #include "kda_tiles_back.h"
 #include "mla.h"
@@ -66,6 +67,8 @@ Table table() {
   t.kda_tiles_back_scratch = kda_tiles_back_scratch;
   t.kda_tiles = kda_tiles;
   t.kda_tiles_back = kda_tiles_back;
+  t.conv_train = conv_train;
+  t.conv_train_back = conv_train_back;
   t.mla_heads = mla_heads;
   t.attnres_mix = attnres_mix;
   t.route = route;

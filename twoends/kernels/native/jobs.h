@@ -117,6 +117,17 @@ struct KdaTilesJob {
   float* scratch;
 };
 
+// Piece: 32 channels of one row of a batch: x, out [B,T,P], w [P,4] (the last tap meets the current token),
+// documents [B,T] or null. Backward: d_out, d_x [B,T,P], d_w [B,4,P].
+struct ConvTrainJob {
+  const float *x, *w;
+  const int64_t* documents;
+  float* out;
+  size_t tokens, channels;
+  const float* d_out;
+  float *d_x, *d_w;
+};
+
 // Piece: one token. `scratch` holds scratch_floats per worker.
 struct MixJob {
   const float *sources, *f_split;
@@ -204,6 +215,7 @@ struct Table {
   size_t (*kda_tiles_scratch)(const KdaTilesJob& job);
   size_t (*kda_tiles_back_scratch)(const KdaTilesJob& job);
   Kernel<KdaTilesJob> kda_tiles, kda_tiles_back;
+  Kernel<ConvTrainJob> conv_train, conv_train_back;
   Kernel<MlaJob> mla_heads;
   Kernel<MixJob> attnres_mix;
   Kernel<RouteJob> route;

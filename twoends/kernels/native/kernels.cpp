@@ -71,6 +71,14 @@ void Kernels::kda_tiles_back(KdaTilesJob job, size_t pieces) {
   run(table_.kda_tiles_back, job, pieces, pieces * job.tokens * job.key_dim * job.value_dim * 12);
 }
 
+void Kernels::conv_train(ConvTrainJob job, size_t rows) {
+  run(table_.conv_train, job, rows * ceil_div(job.channels, 32), elementary(rows * job.tokens * job.channels));
+}
+
+void Kernels::conv_train_back(ConvTrainJob job, size_t rows) {
+  run(table_.conv_train_back, job, rows * ceil_div(job.channels, 32), elementary(rows * job.tokens * job.channels));
+}
+
 void Kernels::mla_heads(MlaJob job) {
   if (job.num_rows == 0) return;
   Scratch unpacked;

@@ -62,6 +62,9 @@ class Kernels {
   // `pieces`: heads times rows of the batch.
   void kda_tiles(KdaTilesJob job, size_t pieces);
   void kda_tiles_back(KdaTilesJob job, size_t pieces);
+  // `rows` of a batch.
+  void conv_train(ConvTrainJob job, size_t rows);
+  void conv_train_back(ConvTrainJob job, size_t rows);
   void mla_heads(MlaJob job);
   void attnres_mix(const float* sources, const float* f, float* out, size_t num_sources, size_t num_tokens, size_t dim,
                    double eps);
