@@ -30,9 +30,7 @@ def test_operations_are_those_that_torch_counts_but_for_rows_that_only_fill_up()
         model(torch.randint(0, 300, (2, tokens)))
     told = token_flops(arch, row_tokens=tokens)
     counted = counter.get_total_flops() / (2 * tokens)
-    # torch leaves the fused attention of the CPU out: scores and values over half a row, in three layers.
-    counted += 3 * 3 * (12 + 8) * (tokens + 1)
-    # And it counts the rows that only fill up an expert's room of 128.
+    # torch also counts the rows that only fill up an expert's room of 128, and the hidden part of a block.
     assert told.forward <= counted <= 1.25 * told.forward
 
 

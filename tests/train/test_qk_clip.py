@@ -7,8 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the training half needs torch (pip install 'twoends[train]')")
 
 from tests.train.models import tiny_architecture  # noqa: E402
-from twoends.train.mla import GatedLatentAttention, attend, largest_logits  # noqa: E402
-from twoends.train.packing import documents_of_lengths  # noqa: E402
+from twoends.train.mla import GatedLatentAttention  # noqa: E402
 from twoends.train.qk_clip import QK_THRESHOLD, clip_attention  # noqa: E402
 
 
@@ -29,27 +28,6 @@ def _x() -> torch.Tensor:
 
 def test_the_threshold_is_k2s() -> None:
     assert QK_THRESHOLD == 100.0
-
-
-def test_the_largest_logit_is_over_what_attention_sees() -> None:
-    q, k = (torch.randn(2, 3, 600, 12, generator=torch.Generator().manual_seed(i)) for i in (1, 2))
-    documents = torch.cat(
-        [documents_of_lengths(torch.tensor(c), tokens=600) for c in ([0, 90, 600], [0, 580])]
-    )
-    logits = q @ k.mT * 0.25
-    causal = torch.ones(600, 600, dtype=torch.bool).tril()
-    same = (documents[:, :, None] == documents[:, None])[:, None]
-    for given, mask in ((None, causal), (documents, causal & same)):
-        wanted = logits.masked_fill(~mask, float("-inf")).amax((0, 2, 3))
-        torch.testing.assert_close(largest_logits(q, k, given, scale=0.25), wanted)
-
-
-def test_attention_in_stretches_of_queries_is_attention_with_one_mask() -> None:
-    q, k, v = (torch.randn(2, 3, 1100, 8, generator=torch.Generator().manual_seed(i)) for i in (1, 2, 3))
-    documents = documents_of_lengths(torch.tensor([0, 400, 1030, 1100]), tokens=1100).expand(2, -1)
-    mask = torch.ones(1100, 1100, dtype=torch.bool).tril() & (documents[0, :, None] == documents[0])
-    wanted = torch.softmax((q @ k.mT * 0.3).masked_fill(~mask, float("-inf")), -1) @ v
-    torch.testing.assert_close(attend(q, k, v, documents, scale=0.3), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_head_past_the_threshold_comes_back_to_it_and_others_stay() -> None:
