@@ -87,6 +87,17 @@ def test_activations_grow_with_the_rows_of_a_part_and_shrink_when_computed_again
     assert activations(micro_rows=1, recompute=True) < activations(micro_rows=1) / 2
 
 
+def test_more_rows_of_a_part_cost_the_head_only_their_gradients(tmp_path: Path) -> None:
+    def head(**changes: object) -> int:
+        recipe = tiny_recipe(batch_rows=64, row_tokens=256, **changes)
+        return Run(recipe, noise(tokens=256), tmp_path).memory().head
+
+    one = head(micro_rows=32)
+    # All logits of 32 rows more are 20 MB.
+    assert head(micro_rows=64) - one == 32 * 256 * 32 * 4
+    assert head(micro_rows=32, mtp=True) == 2 * one
+
+
 def test_every_part_of_the_memory_of_a_step_is_told(tmp_path: Path) -> None:
     run = Run(tiny_recipe(), noise(), tmp_path)
     memory = step_memory(

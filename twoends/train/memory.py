@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twoends.train.head_loss import head_bytes
 from twoends.train.model import KimiK3
 from twoends.train.recipe import Recipe
 
 _FLOAT_BYTES = 4
-# Logits, their gradient, and the softmax between them, in binary32.
-_HEAD_COPIES = 4
 # Momentum, its normalised copy, and the three products that a Newton-Schulz step holds at once.
 _UPDATE_COPIES = 5
 
@@ -59,7 +58,14 @@ def step_memory(model: KimiK3, recipe: Recipe, *, world: int, row_loss: Callable
         gradients=held + gathered,
         optimiser=2 * held,
         activations=kept * recipe.train.micro_rows,
-        head=_HEAD_COPIES * tokens * recipe.model.vocab_size * _FLOAT_BYTES,
+        # Multi-token prediction has a loss of its own, and both wait for the way back.
+        head=(2 if recipe.train.mtp else 1)
+        * head_bytes(
+            tokens=tokens,
+            vocab=recipe.model.vocab_size,
+            width=recipe.model.hidden_size,
+            device=model.lm_head.weight.device,
+        ),
         update=_UPDATE_COPIES * max(sizes),
     )
 

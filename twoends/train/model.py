@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from twoends.train.architecture import Architecture
 from twoends.train.attnres import DepthMix, DepthQuery
 from twoends.train.balance import known_balance
+from twoends.train.head_loss import HeadLoss
 from twoends.train.kda import KimiDeltaAttention
 from twoends.train.kda_choice import KdaChoice
 from twoends.train.layers import Projection, RMSNorm, SituMlp
@@ -117,6 +117,7 @@ class KimiK3(nn.Module):
         self.auxiliary_weight = 0.01
         self.model = Trunk(arch)
         self.lm_head = Projection(arch.hidden_size, arch.vocab_size, gain=0.5)
+        self.head_loss = HeadLoss()
         self.mtp = NextNextLayer(arch) if mtp else None
 
     def initialise(self, seed: int) -> KimiK3:
@@ -146,6 +147,7 @@ class KimiK3(nn.Module):
                 module.quantise.compile(dynamic=False)
                 module.quantise_input.compile(dynamic=True)
                 module.activation.compile(dynamic=True)
+        self.head_loss.softmax.compile(dynamic=True)
         return self
 
     def quantise_experts(self, *, weights: str, activations: str) -> KimiK3:
@@ -180,39 +182,66 @@ class KimiK3(nn.Module):
         return [module for module in self.modules() if isinstance(module, Router)]
 
     def forward(
-        self, ids_BT: Tensor, documents_BT: Tensor | None = None, following_BT: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        self,
+        ids_BT: Tensor,
+        documents_BT: Tensor | None = None,
+        following_BT: Tensor | None = None,
+        *,
+        targets_BT: Tensor | None = None,
+        ignore: int = -1,
+    ) -> Tensor | tuple[Tensor, Tensor] | LossTerms:
         """Logits [B,T,W]. `documents_BT` [B,T] separates documents of a row (packing.py); None: one each.
 
-        With `following_BT`, the next token of each position, also those of the token after it (mtp.py).
+        With `following_BT`, the next token of each position, also those of the token after it (mtp.py). With
+        `targets_BT`, `loss_terms` instead: sharded parameters are gathered for a call of the module.
         """
+        if targets_BT is not None:
+            return self._loss_terms(ids_BT, targets_BT, ignore=ignore, documents_BT=documents_BT)
+        first, second = self._states(ids_BT, documents_BT, following_BT)
+        return self.lm_head(first) if second is None else (self.lm_head(first), self.lm_head(second))
+
+    def _states(
+        self, ids_BT: Tensor, documents_BT: Tensor | None, following_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the head reads [B,T,D] for the next token, and with `following_BT` for the one after it."""
         if following_BT is None:
-            return self.lm_head(self.model(ids_BT, documents_BT))
+            return self.model(ids_BT, documents_BT), None
         if self.mtp is None:
             raise RuntimeError("the model was made without its multi-token-prediction layer (mtp=True)")
         hidden = self.model.hidden(ids_BT, documents_BT)
         second = self.mtp(hidden, self.model.embed_tokens(following_BT), documents_BT)
-        return self.lm_head(self.model.norm(hidden)), self.lm_head(second)
+        return self.model.norm(hidden), second
 
     def loss_terms(
         self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None = None
     ) -> LossTerms:
         """Both sums of a batch; micro-batches of any sizes add up. Targets equal to `ignore` don't count."""
+        terms: LossTerms = self(ids_BT, documents_BT, targets_BT=targets_BT, ignore=ignore)
+        return terms
+
+    def _loss_terms(
+        self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None
+    ) -> LossTerms:
         extra = torch.zeros((), device=ids_BT.device)
+        following = None
         if self.training and self.mtp is not None:
             following = torch.where(targets_BT == ignore, 0, targets_BT)
-            logits, second = self(ids_BT, documents_BT, following)
-            extra = extra + MTP_WEIGHT * _nats(
-                second, second_targets(targets_BT, documents_BT, ignore=ignore), ignore=ignore
-            )
-        else:
-            logits = self(ids_BT, documents_BT)
+        first, second = self._states(ids_BT, documents_BT, following)
+        if second is not None:
+            seconds_BT = second_targets(targets_BT, documents_BT, ignore=ignore)
+            extra = extra + MTP_WEIGHT * self._nats(second, seconds_BT, ignore=ignore)
         if self.training:
             counted = (targets_BT != ignore).sum()
             for auxiliary in (router.auxiliary for router in self.routers()):
                 if auxiliary is not None:
                     extra = extra + self.auxiliary_weight * counted * auxiliary
-        return LossTerms(_nats(logits, targets_BT, ignore=ignore), extra)
+        return LossTerms(self._nats(first, targets_BT, ignore=ignore), extra)
+
+    def _nats(self, states_BTD: Tensor, targets_BT: Tensor, *, ignore: int) -> Tensor:
+        head = self.lm_head
+        return self.head_loss(
+            states_BTD, head.weight, targets_BT, ignore=ignore, matmul_dtype=head.matmul_dtype
+        )
 
     def loss_sum(
         self, ids_BT: Tensor, targets_BT: Tensor, *, ignore: int, documents_BT: Tensor | None = None
@@ -226,9 +255,3 @@ class KimiK3(nn.Module):
         """`loss_sum` per counted target: outside of training, the mean cross-entropy in nats."""
         counted = (targets_BT != ignore).sum()
         return self.loss_sum(ids_BT, targets_BT, ignore=ignore, documents_BT=documents_BT) / counted
-
-
-def _nats(logits: Tensor, targets_BT: Tensor, *, ignore: int) -> Tensor:
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=ignore, reduction="sum"
-    )
