@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the training half needs torch (pip install 'twoends[train]')")
 
 from tests.train.models import golden_model, tiny_architecture  # noqa: E402
-from twoends.train.attnres import DepthMix, DepthQuery  # noqa: E402
+from twoends.train.attnres import DepthMix, DepthQuery, NormedMix  # noqa: E402
 from twoends.train.layers import RMSNorm, SituGlu  # noqa: E402
 from twoends.train.model import KimiK3  # noqa: E402
 
@@ -67,6 +67,25 @@ def test_a_zero_query_mixes_to_the_plain_mean() -> None:
     sources = [torch.randn(2, 3, 8) for _ in range(3)]
     mixed = DepthMix()(sources, RMSNorm(8, eps=1e-5), DepthQuery(8))
     torch.testing.assert_close(mixed, torch.stack(sources).mean(0))
+
+
+def test_the_mix_of_one_source_is_that_source_whatever_the_query() -> None:
+    query = DepthQuery(8)
+    torch.nn.init.normal_(query.weight)
+    source = torch.randn(2, 3, 8)
+    assert torch.equal(DepthMix()([source], RMSNorm(8, eps=1e-5), query), source)
+
+
+@pytest.mark.parametrize("added", [None, torch.float32, torch.bfloat16], ids=str)
+def test_a_sub_layer_reads_the_norm_of_the_mix_with_the_running_sum(added: torch.dtype | None) -> None:
+    mix_norm, query, norm = RMSNorm(8, eps=1e-5), DepthQuery(8), RMSNorm(8, eps=1e-5)
+    for weight in (mix_norm.weight, query.weight, norm.weight):
+        torch.nn.init.normal_(weight)
+    block, prefix = torch.randn(2, 2, 3, 8)
+    more = None if added is None else torch.randn(2, 3, 8).to(added)
+    total, x = NormedMix()([block], prefix, more, (mix_norm, query, norm))
+    assert torch.equal(total, prefix if more is None else prefix + more.float())
+    assert torch.equal(x, norm(DepthMix()([block, total], mix_norm, query)))
 
 
 def test_every_parameter_gets_a_gradient() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from twoends.train.architecture import Architecture
-from twoends.train.attnres import DepthMix, DepthQuery
+from twoends.train.attnres import DepthMix, DepthQuery, NormedMix
 from twoends.train.balance import known_balance
 from twoends.train.head_loss import HeadLoss
 from twoends.train.kda import KimiDeltaAttention
@@ -23,6 +23,9 @@ from twoends.train.moe import ExpertBank, LatentMoe, Router
 from twoends.train.mtp import MTP_WEIGHT, NextNextLayer, second_targets
 from twoends.train.qat import activation_quantiser, weight_quantiser
 
+# More than any part of Kimi K3 needs: nine numbers of sources in 93 layers, each in up to four forms.
+_COMPILED_FORMS = 64
+
 
 class DecoderLayer(nn.Module):
     """One layer: depth mix, token mixer, depth mix, MLP or MoE."""
@@ -31,7 +34,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         width, eps = arch.hidden_size, arch.rms_norm_eps
         betas = (arch.activation_situ_beta, arch.activation_situ_linear_beta)
-        self.mix = DepthMix()
+        self.read = NormedMix()
         self.opens_block = layer % arch.attn_res_block_size == 0
         self.self_attention_res_norm = RMSNorm(width, eps=eps)
         self.self_attention_res_proj = DepthQuery(width)
@@ -45,24 +48,29 @@ class DecoderLayer(nn.Module):
         else:
             self.mlp = SituMlp(width, arch.intermediate_size, betas=betas)
 
-    def forward(self, prefix: Tensor, blocks: list[Tensor], documents_BT: Tensor | None = None) -> Tensor:
-        """The new running sum [B,T,D]. A layer that opens a block ends the one before it: `prefix`.
+    def forward(
+        self,
+        blocks: list[Tensor],
+        prefix: Tensor,
+        added: Tensor | None,
+        documents_BT: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """From a running sum in two terms [B,T,D], `prefix` + `added`, the next one in two terms.
 
-        The mixes are read by the sub-layers and never written back: the running sum stays the raw sum.
+        A layer that opens a block ends the one before it: `prefix`, with nothing added. The mixes are read by
+        the sub-layers and never written back: the running sum stays the raw sum.
         """
-        h = prefix
-        if blocks:
-            h = self.mix([*blocks, prefix], self.self_attention_res_norm, self.self_attention_res_proj)
-        mixed = self.self_attn(self.input_layernorm(h), documents_BT).to(prefix.dtype)
+        norms = (self.self_attention_res_norm, self.self_attention_res_proj, self.input_layernorm)
+        prefix, x = self.read(blocks, prefix, added, norms)
+        mixed = self.self_attn(x, documents_BT)
+        norms = (self.mlp_res_norm, self.mlp_res_proj, self.post_attention_layernorm)
         if self.opens_block:
-            blocks, prefix = [*blocks, prefix], mixed
+            prefix, x = self.read([*blocks, prefix], mixed.to(prefix.dtype), None, norms)
         else:
-            prefix = prefix + mixed
-        h = self.mix([*blocks, prefix], self.mlp_res_norm, self.mlp_res_proj)
-        h = self.post_attention_layernorm(h)
+            prefix, x = self.read(blocks, prefix, mixed, norms)
         if hasattr(self, "block_sparse_moe"):
-            return prefix + self.block_sparse_moe(h, documents_BT)
-        return prefix + self.mlp(h)
+            return prefix, self.block_sparse_moe(x, documents_BT)
+        return prefix, self.mlp(x)
 
 
 class Trunk(nn.Module):
@@ -71,6 +79,7 @@ class Trunk(nn.Module):
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.mix = DepthMix()
+        self.read = NormedMix()
         self.embed_tokens = nn.Embedding(arch.vocab_size, arch.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(arch, n) for n in range(arch.num_hidden_layers))
         self.output_attn_res_norm = RMSNorm(arch.hidden_size, eps=arch.rms_norm_eps)
@@ -79,7 +88,8 @@ class Trunk(nn.Module):
         self.recompute = False
 
     def forward(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        return self.norm(self.hidden(ids_BT, documents_BT))
+        norms = (self.output_attn_res_norm, self.output_attn_res_proj, self.norm)
+        return self.read(*self._run(ids_BT, documents_BT), norms)[1]
 
     def hidden(self, ids_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
         """Hidden states before the final norm [B,T,D]."""
@@ -88,17 +98,26 @@ class Trunk(nn.Module):
 
     def sources(self, ids_BT: Tensor, documents_BT: Tensor | None) -> list[Tensor]:
         """What the last depth mix reads: the embedding, then the running sum at the end of each block."""
-        prefix = self.embed_tokens(ids_BT)
+        blocks, prefix, added = self._run(ids_BT, documents_BT)
+        return [*blocks, prefix if added is None else prefix + added]
+
+    def _run(self, ids_BT: Tensor, documents_BT: Tensor | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """The ended blocks, and the running sum behind the last layer in two terms."""
+        prefix: Tensor = self.embed_tokens(ids_BT)
         blocks: list[Tensor] = []
+        added: Tensor | None = None
         for layer in self.layers:
-            opened = prefix
-            if self.recompute and self.training:
-                prefix = checkpoint(layer, prefix, blocks, documents_BT, use_reentrant=False)
-            else:
-                prefix = layer(prefix, blocks, documents_BT)
+            ended = blocks
             if layer.opens_block:
-                blocks = [*blocks, opened]
-        return [*blocks, prefix]
+                if added is not None:
+                    prefix, added = prefix + added, None
+                ended = [*blocks, prefix]
+            if self.recompute and self.training:
+                prefix, added = checkpoint(layer, blocks, prefix, added, documents_BT, use_reentrant=False)
+            else:
+                prefix, added = layer(blocks, prefix, added, documents_BT)
+            blocks = ended
+        return blocks, prefix, added
 
 
 class LossTerms(NamedTuple):
@@ -139,7 +158,9 @@ class KimiK3(nn.Module):
 
     def compile_parts(self) -> KimiK3:
         """Let TorchInductor fuse the elementwise work of every part; last of all settings. Returns self."""
-        fixed = (KimiDeltaAttention, GatedLatentAttention, SituMlp, DepthMix)
+        # A mix is compiled for every number of sources, with and without gradients; torch gives up at 8.
+        torch._dynamo.config.recompile_limit = max(_COMPILED_FORMS, torch._dynamo.config.recompile_limit)
+        fixed = (KimiDeltaAttention, GatedLatentAttention, SituMlp, DepthMix, NormedMix, RMSNorm)
         for module in self.modules():
             if isinstance(module, fixed):
                 module.compile(dynamic=False)
