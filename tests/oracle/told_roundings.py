@@ -70,13 +70,11 @@ class Told(torch.nn.Module):
         self.num_told = self.num_rounded = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """First the tokens' inputs [N,Z], then the experts' hidden rows [E,R,F]."""
-        told, self._calls = torch.zeros_like(x), self._calls + 1
-        if self._calls == 1:
-            told[:] = torch.from_numpy(self._layer.z_TZ)
-        else:
-            for expert, rows in self._layer.hidden.items():
-                told[expert, : len(rows)] = torch.from_numpy(rows)
+        """First the tokens' inputs [N,Z], then the experts' hidden rows [R,F], sorted by expert."""
+        self._calls += 1
+        hidden = self._layer.hidden
+        rows = [self._layer.z_TZ] if self._calls == 1 else [hidden[expert] for expert in sorted(hidden)]
+        told = torch.from_numpy(np.concatenate(rows))
         own = self._round(x)
         step = self._reach * x.square().mean(-1, keepdim=True).sqrt()
         below, above = self._round(x - step), self._round(x + step)

@@ -10,11 +10,18 @@ from torch import Tensor, nn
 
 from twoends.train.architecture import Architecture
 from twoends.train.balance import auxiliary_loss, margin_counts, recomputing
+from twoends.train.expert_rows import (
+    ExpertRows,
+    block_rows,
+    expert_rows,
+    multiply,
+    to_experts,
+    to_tokens,
+)
 from twoends.train.layers import Projection, RMSNorm, SituGlu, SituMlp
 from twoends.train.qat import Bytes, activation_quantiser, packed_bytes, weight_quantiser
 
 _WEIGHT_SUM_EPS = 1e-20
-_ROW_STEP = 128
 
 
 class Router(nn.Module):
@@ -83,7 +90,7 @@ class Router(nn.Module):
 
 
 class ExpertBank(nn.Module):
-    """All routed experts of a layer: w1, w3 [E,F,Z], w2 [E,Z,F], run as one batched product.
+    """All routed experts of a layer: w1, w3 [E,F,Z], w2 [E,Z,F], each multiplying just its own rows.
 
     `quantise` is what the forward pass makes of the weights, `quantise_input` what it makes of the inputs of
     both products. `originals` holds the bytes of loaded experts by (matrix, expert).
@@ -110,33 +117,18 @@ class ExpertBank(nn.Module):
         for weight in (self.w1, self.w2, self.w3):
             nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[-1]), generator=generator)
 
-    def forward(self, z_ERZ: Tensor) -> Tensor:
-        """Outputs [E,R,Z] for R rows of each expert, already through quantise_input (zeros give zeros)."""
+    def forward(self, z_NZ: Tensor, rows: ExpertRows) -> Tensor:
+        """Outputs [N,S,Z] of each token's experts for inputs that already went through quantise_input."""
         dtype = self.matmul_dtype or self.w1.dtype
         gate_up = torch.cat([self.quantise(self.w1), self.quantise(self.w3)], 1).to(dtype)
         down = self.quantise(self.w2).to(dtype)
-        hidden = self.activation(torch.bmm(z_ERZ.to(dtype), gate_up.mT))
-        return torch.bmm(self.quantise_input(hidden), down.mT)
+        hidden = self.activation(multiply(to_experts(z_NZ.to(dtype), rows), gate_up, rows))
+        return to_tokens(multiply(self.quantise_input(hidden), down, rows), rows)
 
     def stored_bytes(self, matrix: str, expert: int) -> tuple[Bytes, Bytes]:
         """(packed, scale) of one expert's matrix as the last forward pass multiplied it."""
         weight = getattr(self, matrix)[expert]
         return packed_bytes(weight, original=self.originals.get((matrix, expert)))
-
-
-def expert_slots(chosen_NS: Tensor, *, num_experts: int) -> tuple[Tensor, int]:
-    """Where each choice stands when experts have equal room, [N*S], and that room in rows.
-
-    Every expert gets as many rows as the busiest needs, rounded up so that few shapes occur. None is dropped;
-    inside an expert the order of tokens is kept.
-    """
-    chosen = chosen_NS.flatten()
-    load = torch.bincount(chosen, minlength=num_experts)
-    room = int(-(-load.max() // _ROW_STEP) * _ROW_STEP)
-    order = chosen.argsort(stable=True)
-    first = (load.cumsum(0) - load)[chosen[order]]
-    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device) - first)
-    return chosen * room + rank, room
 
 
 class LatentMoe(nn.Module):
@@ -158,15 +150,14 @@ class LatentMoe(nn.Module):
         """`documents_BT` names padding (-1), which routers don't count."""
         x_ND = x_BTD.flatten(0, 1)
         counted_N = None if documents_BT is None else documents_BT.flatten() >= 0
-        chosen_NS, weights_NS = self.gate(x_ND, counted_N)
-        # Quantised before it is copied to its experts: a block lies within a token, so nothing differs.
+        # Quantised before it is copied to its experts: a block lies within a token, so nothing differs. And
+        # before the router, which ends a graph: a compiler would else quantise every copy.
         z_NZ = self.experts.quantise_input(self.routed_expert_down_proj(x_ND))
-        experts, top_k = self.gate.weight.shape[0], chosen_NS.shape[1]
-        slots, room = expert_slots(chosen_NS, num_experts=experts)
-        rows = z_NZ.new_zeros(experts * room, z_NZ.shape[1])
-        rows = rows.index_copy(0, slots, z_NZ.repeat_interleave(top_k, 0))
-        rows = self.experts(rows.unflatten(0, (experts, room))).flatten(0, 1)
-        y_NSZ = rows[slots].unflatten(0, chosen_NS.shape).to(weights_NS.dtype)
+        chosen_NS, weights_NS = self.gate(x_ND, counted_N)
+        w1 = self.experts.w1
+        block = block_rows(chosen_NS.numel(), w1, dtype=z_NZ.dtype)
+        rows = expert_rows(chosen_NS, num_experts=len(w1), block=block)
+        y_NSZ = self.experts(z_NZ, rows).to(weights_NS.dtype)
         routed = self.routed_expert_norm((y_NSZ * weights_NS[..., None]).sum(1))
         out = self.routed_expert_up_proj(routed) + self.shared_experts(x_ND)
         return out.unflatten(0, x_BTD.shape[:2])
