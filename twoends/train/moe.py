@@ -75,10 +75,10 @@ class Router(nn.Module):
         if recomputing():
             return
         self.auxiliary = auxiliary
-        columns = [load, (~cutoff.isfinite()).sum().expand(experts)]
+        columns = [load[:, None], (~cutoff.isfinite()).sum().expand(experts, 1)]
         if self.balance == "quantile":
-            columns += margin_counts(seen, cutoff, self.e_score_correction_bias).unbind(1)
-        counts = torch.stack(columns, 1)
+            columns.append(margin_counts(seen, cutoff, self.e_score_correction_bias))
+        counts = torch.cat(columns, 1)
         self.counts = counts if self.counts is None else self.counts + counts
 
     def take_counts(self) -> Tensor:
