@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="the training half needs torch (pip 
 
 from tests.train.models import noise, tiny_architecture, tiny_recipe  # noqa: E402
 from twoends.errors import OptionError  # noqa: E402
+from twoends.train import muon  # noqa: E402
 from twoends.train.loop import LOSSES, Run, train  # noqa: E402
 from twoends.train.rows import IGNORE, batch, inputs_and_targets  # noqa: E402
 from twoends.train.snapshot import SNAPSHOTS, newest_snapshot  # noqa: E402
@@ -105,6 +106,20 @@ def test_kill_9_at_any_step_and_resume_gives_the_same_weights(
     assert resumed.done_steps == kept
     assert train(resumed)
     _assert_same_bits(straight, resumed)
+
+
+def test_the_update_is_multiplied_in_the_recipes_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+
+    def recording(stack: torch.Tensor, *, matmul_dtype: torch.dtype | None = None) -> torch.Tensor:
+        seen.add(matmul_dtype)
+        return stack
+
+    monkeypatch.setattr(muon, "orthogonalise", recording)
+    Run(tiny_recipe(matmul_dtype="bfloat16"), noise(), tmp_path).step()
+    assert seen == {torch.bfloat16}
 
 
 def test_loss_falls_on_rows_seen_again_and_again(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -26,7 +27,8 @@ from tests.train.models import noise, tiny_recipe
 from twoends.train.loop import Run
 from twoends.train.ranks import join_ranks, leave_ranks
 ranks = join_ranks()
-run = Run(tiny_recipe(batch_rows=4, micro_rows=1, steps=9), noise(), Path(sys.argv[1]), ranks=ranks)
+recipe = tiny_recipe(batch_rows=4, micro_rows=1, steps=9, **json.loads(sys.argv[3]))
+run = Run(recipe, noise(), Path(sys.argv[1]), ranks=ranks)
 if sys.argv[2] == "resume":
     run.restore()
 else:
@@ -44,7 +46,7 @@ leave_ranks(ranks)
 """
 
 
-def _ranks(count: int, folder: Path, what: str) -> dict[str, float]:
+def _ranks(count: int, folder: Path, what: str, changes: dict[str, bool]) -> dict[str, float]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -54,7 +56,7 @@ def _ranks(count: int, folder: Path, what: str) -> dict[str, float]:
     }  # fmt: skip
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(folder), what],
+            [sys.executable, "-c", WORKER, str(folder), what, json.dumps(changes)],
             env=environment | {"RANK": str(rank)}, cwd=ROOT, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
@@ -70,44 +72,49 @@ def _ranks(count: int, folder: Path, what: str) -> dict[str, float]:
     return found
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
-    """The folder of a run that two ranks began, and what they found."""
+class _Begun(NamedTuple):
+    """A run that two ranks began: how its recipe differs, its folder, and what they found."""
+
+    changes: dict[str, bool]
+    folder: Path
+    found: dict[str, float]
+
+
+@pytest.fixture(scope="module", params=[{}, {"mtp": True, "recompute": True}], ids=["plain", "mtp-recompute"])
+def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Begun:
     folder = tmp_path_factory.mktemp("two")
-    return folder, _ranks(2, folder, "begin")
+    return _Begun(request.param, folder, _ranks(2, folder, "begin", request.param))
 
 
-def _one(folder: Path) -> Run:
-    return Run(tiny_recipe(batch_rows=4, micro_rows=1, steps=9), noise(), folder)
+def _one(folder: Path, changes: dict[str, bool]) -> Run:
+    return Run(tiny_recipe(batch_rows=4, micro_rows=1, steps=9, **changes), noise(), folder)
 
 
 @pytest.mark.timeout(300)
-def test_two_ranks_learn_what_one_learns(two: tuple[Path, dict[str, float]], tmp_path: Path) -> None:
-    run = _one(tmp_path)
+def test_two_ranks_learn_what_one_learns(two: _Begun, tmp_path: Path) -> None:
+    run = _one(tmp_path, two.changes)
     for _ in range(2):
         run.step()
     # Gradients are binary32 sums in another order, and Muon gives small singular values full length.
-    assert run.evaluate()["noise"] == pytest.approx(two[1]["before"], rel=1e-3)
+    assert run.evaluate()["noise"] == pytest.approx(two.found["before"], rel=1e-3)
 
 
 @pytest.mark.timeout(300)
-def test_a_run_of_two_ranks_goes_on_at_one(two: tuple[Path, dict[str, float]]) -> None:
-    folder, found = two
-    run = _one(folder)
+def test_a_run_of_two_ranks_goes_on_at_one(two: _Begun) -> None:
+    run = _one(two.folder, two.changes)
     run.restore()
     assert run.done_steps == 2
-    assert run.evaluate()["noise"] == found["before"]
-    assert run.step()["loss_nats"] == pytest.approx(found["next"], rel=1e-6)
-    assert run.evaluate()["noise"] == pytest.approx(found["after"], rel=1e-3)
+    assert run.evaluate()["noise"] == two.found["before"]
+    assert run.step()["loss_nats"] == pytest.approx(two.found["next"], rel=1e-6)
+    assert run.evaluate()["noise"] == pytest.approx(two.found["after"], rel=1e-3)
 
 
 @pytest.mark.timeout(300)
-def test_a_run_of_two_ranks_goes_on_at_four(two: tuple[Path, dict[str, float]]) -> None:
-    folder, found = two
-    four = _ranks(4, folder, "resume")
-    assert four["before"] == found["before"]
-    assert four["next"] == pytest.approx(found["next"], rel=1e-6)
-    assert four["after"] == pytest.approx(found["after"], rel=1e-3)
+def test_a_run_of_two_ranks_goes_on_at_four(two: _Begun) -> None:
+    four = _ranks(4, two.folder, "resume", two.changes)
+    assert four["before"] == two.found["before"]
+    assert four["next"] == pytest.approx(two.found["next"], rel=1e-6)
+    assert four["after"] == pytest.approx(two.found["after"], rel=1e-3)
 
 
 def test_rows_that_ranks_cannot_share_evenly_are_refused() -> None:
