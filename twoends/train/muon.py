@@ -36,7 +36,7 @@ def orthogonalise(stack_NRC: Tensor, *, matmul_dtype: torch.dtype | None = None)
     if tall:
         x = x.mT
     tiny = torch.finfo(x.dtype).tiny
-    x = x / torch.linalg.vector_norm(x, math.inf, (-2, -1), keepdim=True).clamp_min(tiny)
+    x = x / x.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
     x = x / torch.linalg.vector_norm(x, 2, (-2, -1), keepdim=True).clamp_min(tiny)
     x = x.to(matmul_dtype or x.dtype)
     a, b, c = _QUINTIC
