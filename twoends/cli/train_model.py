@@ -58,7 +58,10 @@ def _train_model(values: Values, screen: Screen, *, out: Path, ranks: Ranks) -> 
     card = _card(run, threads=threads)
     if values.resume:
         run.restore()
-    for line in facts([*card, ("begins", f"after step {run.done_steps:,} of {recipe.train.steps:,}")]):
+    begins = f"after step {run.done_steps:,} of {recipe.train.steps:,}"
+    if recipe.train.compile and run.done_steps < recipe.train.steps:
+        begins += "; the first one compiles the model's parts, which takes a minute or so"
+    for line in facts([*card, ("begins", begins)]):
         screen.note(line)
     _steps(run, prepared, values, screen)
     _finish(run, prepared, card, values, screen)

@@ -23,6 +23,7 @@ from twoends.train.draft_recipe import DraftRecipe
 from twoends.train.loop import write_text_atomically
 from twoends.train.model import KimiK3
 from twoends.train.optimiser import learning_rate_at, make_optimiser
+from twoends.train.pace import Pace
 from twoends.train.packing import documents_of_rows
 from twoends.train.ranks import one_rank
 from twoends.train.rows import Ids, batch
@@ -201,12 +202,10 @@ def train_draft(
 ) -> bool:
     """Take `run` to its last step, with a snapshot every snapshot_minutes; whether it got there."""
     recipe = run.recipe.train
-    began_s = saved_s = time.monotonic()
-    first = run.done_steps
+    saved_s, pace = time.monotonic(), Pace()
     while run.done_steps < recipe.steps and not should_stop():
         record = run.step()
-        now_s = time.monotonic()
-        per_step_s = (now_s - began_s) / (run.done_steps - first)
+        per_step_s = pace.step_done()
         on_progress(
             DraftProgress(
                 step=run.done_steps,
@@ -216,9 +215,10 @@ def train_draft(
                 left_s=(recipe.steps - run.done_steps) * per_step_s,
             )
         )
-        if now_s - saved_s > recipe.snapshot_minutes * 60:
+        if time.monotonic() - saved_s > recipe.snapshot_minutes * 60:
             run.save()
             on_snapshot()
             saved_s = time.monotonic()
+            pace.go_on()
     run.save()
     return run.done_steps >= recipe.steps

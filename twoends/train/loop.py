@@ -9,7 +9,6 @@ import resource
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from twoends.train.memory import StepMemory, step_memory
 from twoends.train.mla import GatedLatentAttention
 from twoends.train.model import KimiK3
 from twoends.train.optimiser import learning_rate_at, make_optimiser
+from twoends.train.pace import Pace
 from twoends.train.packing import documents_of_rows
 from twoends.train.qk_clip import clip_attention
 from twoends.train.ranks import Ranks, one_rank
@@ -35,8 +35,6 @@ from twoends.train.rows import IGNORE, Ids, batch, heldout_batches, inputs_and_t
 from twoends.train.snapshot import read_snapshot, snapshot_to_resume, write_snapshot
 
 LOSSES = "loss.jsonl"
-# Steps that the shown speed is an average of.
-_SPEED_STEPS = 20
 _DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
@@ -330,14 +328,10 @@ def train(
     `on_snapshot` gets the held-out bits per byte.
     """
     recipe, ranks = run.recipe.train, run.ranks
-    saved_s = before_s = time.monotonic()
-    recent_s: deque[float] = deque(maxlen=_SPEED_STEPS)
+    saved_s, pace = time.monotonic(), Pace()
     while run.done_steps < recipe.steps and not ranks.agree(should_stop()):
         record = run.step()
-        now_s = time.monotonic()
-        recent_s.append(now_s - before_s)
-        before_s = now_s
-        per_step_s = sum(recent_s) / len(recent_s)
+        per_step_s = pace.step_done()
         on_progress(
             Progress(
                 **record,
@@ -347,11 +341,12 @@ def train(
                 peak_bytes=peak_bytes(ranks.device),
             )
         )
-        is_due = now_s - saved_s > recipe.snapshot_minutes * 60
+        is_due = time.monotonic() - saved_s > recipe.snapshot_minutes * 60
         if run.done_steps < recipe.steps and ranks.agree(is_due):
             run.save()
             on_snapshot(run.evaluate())
-            saved_s = before_s = time.monotonic()
+            saved_s = time.monotonic()
+            pace.go_on()
     run.save()
     on_snapshot(run.evaluate())
     return run.done_steps >= recipe.steps
