@@ -126,7 +126,7 @@ def test_several_reads_are_in_flight(harness):
     gate = harness.gate()
     reader = harness.reader(harness.file(pattern(8 * PAGE)), read=gate, depth=4)
     for k in range(8):
-        reader.submit(make_read(k * PAGE, PAGE), demand=False)
+        reader.submit(make_read(k * PAGE, PAGE), demand=True)
     assert all(gate.began.acquire(timeout=20) for _ in range(4))
     assert not gate.began.acquire(blocking=False)
 
@@ -334,7 +334,7 @@ def test_close_drops_what_is_queued_and_ends_the_threads(harness):
     reader = harness.reader(harness.file(pattern(128 * PAGE)), read=gate, depth=2)
     reads = [make_read(2 * k * PAGE, PAGE) for k in range(64)]
     for read in reads:
-        reader.submit(read, demand=False)
+        reader.submit(read, demand=True)
     assert gate.began.acquire(timeout=20)
     assert gate.began.acquire(timeout=20)
     gate.open()
