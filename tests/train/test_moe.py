@@ -67,14 +67,16 @@ def test_what_goes_to_experts_comes_back_to_its_token(block: int) -> None:
     assert torch.equal(to_tokens(to_experts(x, rows), rows), x[:, None].expand(7, 2, 5))
 
 
-def test_blocks_are_for_small_matrices_that_meet_many_rows_in_bfloat16() -> None:
-    small, large = torch.empty(16, 128, 128), torch.empty(16, 512, 256, device="meta")
-    assert block_rows(16 * 1024, small, dtype=torch.bfloat16) == 128
-    # Blocks fill up an eighth of the mean load at most, and are 32 rows at least.
-    assert block_rows(16 * 1023, small, dtype=torch.bfloat16) == 64
-    assert block_rows(16 * 255, small, dtype=torch.bfloat16) == 1
-    assert block_rows(16 * 1024, small, dtype=torch.float32) == 1
-    assert block_rows(16 * 1024, large, dtype=torch.bfloat16) == 1
+def test_blocks_are_for_small_matrices_in_bfloat16_or_of_many_experts() -> None:
+    shapes = (16, 8, 8), (64, 8, 8), (16, 512, 256)
+    few, many, large = (torch.empty(shape, device="meta") for shape in shapes)
+    bf16, f32 = torch.bfloat16, torch.float32
+    # Blocks are an eighth of the mean load at most, but 16 rows.
+    loads = {1024: 128, 1023: 64, 256: 32, 255: 16, 2: 16, 9000: 128}
+    assert {load: block_rows(16 * load, few, dtype=bf16) for load in loads} == loads
+    assert block_rows(16 * 2, few, dtype=f32) == 1
+    assert [block_rows(64 * load, many, dtype=f32) for load in (2, 255, 256)] == [16, 16, 1]
+    assert block_rows(16 * 1024, large, dtype=bf16) == 1
 
 
 def _drawn(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

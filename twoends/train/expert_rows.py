@@ -1,8 +1,8 @@
 """The rows of a mixture's experts: sorted by expert, multiplied where they stand, brought back to tokens.
 
 An expert's rows fill whole blocks, and how many rows there are follows from shapes alone. Three ways to
-multiply them: in bfloat16 torch has one product for all experts on CUDA, and on a CPU small experts meet
-their rows block by block in one batched product; else each has a product of its own, and a block is a row.
+multiply them: on CUDA torch has one product for all experts in bfloat16; on a CPU small experts meet their
+rows block by block in one batched product; else each has a product of its own, and a block is one row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from torch import Tensor
 
 # torch's grouped product asks for rows of whole 16 bytes: 8 numbers in bfloat16.
 _GROUPED_STEP = 8
-# A block repeats its expert's matrix: no more rows than fill up a block, no wider matrix than pays off.
-_BLOCK, _SMALLEST_BLOCK, _BLOCKS_PER_EXPERT, _SMALL_MATRIX = 128, 32, 8, 2**16
+# A block repeats its expert's matrix, so that is small; rows that fill up blocks are an eighth of all or few.
+_SMALLEST_BLOCK, _LARGEST_BLOCK, _BLOCKS_PER_EXPERT, _SMALL_MATRIX = 16, 128, 8, 2**16
+# In binary32 a product for each expert is as fast, but for hundreds of them that hardly have rows.
+_MANY_EXPERTS, _FEW_ROWS = 64, 256
 # In bfloat16 a CPU's product is compiled for its number of rows, the first time (0.5 ms) and again after a
 # thousand others: numbers of rows that differ in every step are taken in steps of this, and few occur.
 _ROW_STEP = 64
@@ -32,15 +34,15 @@ class ExpertRows(NamedTuple):
 
 
 def block_rows(choices: int, weight_EFK: Tensor, *, dtype: torch.dtype) -> int:
-    """Rows of a block. More than one only where small matrices meet many rows in bfloat16 on a CPU."""
+    """Rows of a block: more than one on a CPU, for small matrices in bfloat16 or for many experts."""
     experts, *size = weight_EFK.shape
-    if weight_EFK.is_cuda or dtype != torch.bfloat16 or size[0] * size[1] > _SMALL_MATRIX:
+    mean_rows = choices // experts
+    one_by_one = dtype != torch.bfloat16 and (experts < _MANY_EXPERTS or mean_rows >= _FEW_ROWS)
+    if weight_EFK.is_cuda or one_by_one or size[0] * size[1] > _SMALL_MATRIX:
         return 1
-    block = _BLOCK
-    while block * _BLOCKS_PER_EXPERT > choices // experts:
-        block //= 2
-        if block < _SMALLEST_BLOCK:
-            return 1
+    block = _SMALLEST_BLOCK
+    while block < _LARGEST_BLOCK and 2 * block * _BLOCKS_PER_EXPERT <= mean_rows:
+        block *= 2
     return block
 
 
