@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the training half needs torch (pip install 'twoends[train]')")
 
+from tests.train.native import on_kernels  # noqa: E402
 from twoends.kernels.built import is_built  # noqa: E402
 from twoends.kernels.choose import load_module  # noqa: E402
 from twoends.train.conv_native import _convolve, native_convolution  # noqa: E402
@@ -60,14 +61,9 @@ def test_the_bits_depend_neither_on_threads_nor_on_the_instruction_set(
     def run() -> list[torch.Tensor]:
         return _outputs_and_gradients(native_convolution, _inputs(70, 200), _documents(70))
 
-    torch_threads = torch.get_num_threads()
     wanted = run()
-    monkeypatch.setenv("TWOENDS_ISA", isa)
-    torch.set_num_threads(threads)
-    try:
+    with on_kernels(isa, threads, monkeypatch):
         found = run()
-    finally:
-        torch.set_num_threads(torch_threads)
     assert all(map(torch.equal, found, wanted))
 
 

@@ -7,13 +7,20 @@ import pytest
 torch = pytest.importorskip("torch", reason="the training half needs torch (pip install 'twoends[train]')")
 
 from tests.train.models import tiny_architecture  # noqa: E402
+from twoends.kernels.built import is_built  # noqa: E402
 from twoends.train import delta_rule  # noqa: E402
 from twoends.train.convolution import short_convolution  # noqa: E402
 from twoends.train.delta_rule import recurrent_kda, tiled_kda  # noqa: E402
 from twoends.train.kda import l2_normalise  # noqa: E402
+from twoends.train.kda_choice import Kernel  # noqa: E402
+from twoends.train.kda_native import native_kda  # noqa: E402
 from twoends.train.model import KimiK3  # noqa: E402
 from twoends.train.packing import documents_of_lengths  # noqa: E402
 
+NATIVE = pytest.mark.skipif(not is_built(), reason="needs the native kernels")
+KERNELS = pytest.mark.parametrize(
+    "kda", [pytest.param(tiled_kda, id="torch"), pytest.param(native_kda, id="native", marks=NATIVE)]
+)
 GATES = ("random", "at the bound", "nearly open", "mixed")
 LENGTHS = (1, 2, 15, 16, 17, 64, 100)
 
@@ -92,39 +99,42 @@ def test_a_long_sequence_keeps_one_state_in_a_thousand_tokens() -> None:
     assert kept <= 1.1 * inputs_and_states < 1.2 * every_state
 
 
+@KERNELS
 @pytest.mark.parametrize("start", [1, 15, 16, 20, 47])
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
-def test_outputs_of_a_prefix_have_the_same_bits_whatever_follows(start: int, packed: bool) -> None:
+def test_outputs_of_a_prefix_have_the_same_bits_whatever_follows(
+    start: int, packed: bool, kda: Kernel
+) -> None:
     inputs = [x.detach().float() for x in _inputs(48)]
     documents = (_documents(48),) if packed else ()
     changed = [x.clone() for x in inputs]
     for x in changed:
         x[:, start:] = x[:, start:].flip(0) * 0.5
-    found, wanted = tiled_kda(*changed, *documents), tiled_kda(*inputs, *documents)
+    found, wanted = kda(*changed, *documents), kda(*inputs, *documents)
     assert torch.equal(found[:, :start], wanted[:, :start])
 
 
-def test_a_document_has_the_same_bits_whatever_its_neighbours() -> None:
+@KERNELS
+def test_a_document_has_the_same_bits_whatever_its_neighbours(kda: Kernel) -> None:
     inputs = [x.detach().float() for x in _inputs(48)]
     documents = documents_of_lengths(torch.tensor([0, 5, 27, 48]), tokens=48).expand(2, -1)
     changed = [x.clone() for x in inputs]
     for x in changed:
         x[:, :5] = x[:, :5].flip(0) * 0.5
         x[:, 27:] = x[:, 27:].flip(0) * 0.5
-    found, wanted = tiled_kda(*changed, documents), tiled_kda(*inputs, documents)
+    found, wanted = kda(*changed, documents), kda(*inputs, documents)
     assert torch.equal(found[:, 5:27], wanted[:, 5:27])
 
 
-def test_identical_keys_do_not_blow_up_the_tile() -> None:
+@KERNELS
+def test_identical_keys_do_not_blow_up_the_tile(kda: Kernel) -> None:
     q, _, v, g, _ = _inputs(32, torch.float32)
     k = torch.zeros_like(q)
     k[..., 0] = 1
     g, beta = torch.zeros_like(g), torch.full(q.shape[:3], 0.9)
     double = [x.double() for x in (q, k, v, g, beta)]
-    # A power series of the coupling would lose 4 digits here; block substitution keeps binary32's seven.
-    torch.testing.assert_close(
-        tiled_kda(q, k, v, g, beta).double(), recurrent_kda(*double), rtol=0, atol=2e-5
-    )
+    # A power series of the coupling would lose 4 digits here; substitution keeps binary32's seven.
+    torch.testing.assert_close(kda(q, k, v, g, beta).double(), recurrent_kda(*double), rtol=0, atol=2e-5)
 
 
 def test_a_full_correction_without_decay_overwrites_the_old_value() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the training half needs torch (pip install 'twoends[train]')")
 
+from tests.train.native import on_kernels  # noqa: E402
 from tests.train.test_kda import GATES, LENGTHS, _documents, _inputs, _outputs_and_gradients  # noqa: E402
 from twoends.errors import OptionError  # noqa: E402
 from twoends.kernels.built import is_built  # noqa: E402
@@ -13,7 +14,6 @@ from twoends.kernels.choose import load_module  # noqa: E402
 from twoends.train.delta_rule import SEGMENT_TILES, TILE, recurrent_kda, tiled_kda  # noqa: E402
 from twoends.train.kda_native import _tiles, native_kda  # noqa: E402
 from twoends.train.native import native_kernels  # noqa: E402
-from twoends.train.packing import documents_of_lengths  # noqa: E402
 
 if not is_built():
     pytest.skip("needs the native kernels", allow_module_level=True)
@@ -77,51 +77,10 @@ def test_the_bits_depend_neither_on_threads_nor_on_the_instruction_set(
     def run() -> list[torch.Tensor]:
         return _outputs_and_gradients(native_kda, _wide_inputs(90, 40, 72), _documents(90))
 
-    torch_threads = torch.get_num_threads()
     wanted = run()
-    monkeypatch.setenv("TWOENDS_ISA", isa)
-    torch.set_num_threads(threads)
-    try:
+    with on_kernels(isa, threads, monkeypatch):
         found = run()
-        assert (native_kernels().isa, native_kernels().threads) == (isa, threads)
-    finally:
-        torch.set_num_threads(torch_threads)
     assert all(map(torch.equal, found, wanted))
-
-
-@pytest.mark.parametrize("start", [1, 15, 16, 20, 47])
-@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
-def test_outputs_of_a_prefix_have_the_same_bits_whatever_follows(start: int, packed: bool) -> None:
-    inputs = [x.detach() for x in _wide_inputs(48, 24, 24)]
-    documents = (_documents(48),) if packed else ()
-    changed = [x.clone() for x in inputs]
-    for x in changed:
-        x[:, start:] = x[:, start:].flip(0) * 0.5
-    found, wanted = native_kda(*changed, *documents), native_kda(*inputs, *documents)
-    assert torch.equal(found[:, :start], wanted[:, :start])
-
-
-def test_a_document_has_the_same_bits_whatever_its_neighbours() -> None:
-    inputs = [x.detach() for x in _wide_inputs(48, 24, 24)]
-    documents = documents_of_lengths(torch.tensor([0, 5, 27, 48]), tokens=48).expand(2, -1)
-    changed = [x.clone() for x in inputs]
-    for x in changed:
-        x[:, :5] = x[:, :5].flip(0) * 0.5
-        x[:, 27:] = x[:, 27:].flip(0) * 0.5
-    found, wanted = native_kda(*changed, documents), native_kda(*inputs, documents)
-    assert torch.equal(found[:, 5:27], wanted[:, 5:27])
-
-
-def test_identical_keys_do_not_blow_up_the_tile() -> None:
-    q, _, v, g, _ = _inputs(32, torch.float32)
-    k = torch.zeros_like(q)
-    k[..., 0] = 1
-    g, beta = torch.zeros_like(g), torch.full(q.shape[:3], 0.9)
-    double = [x.double() for x in (q, k, v, g, beta)]
-    # A power series of the coupling would lose 4 digits here; substitution keeps binary32's seven.
-    torch.testing.assert_close(
-        native_kda(q, k, v, g, beta).double(), recurrent_kda(*double), rtol=0, atol=2e-5
-    )
 
 
 def test_every_number_of_the_gradients_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
