@@ -22,7 +22,7 @@ from twoends.kernels.ops import (
 )
 from twoends.kernels.reference.moe import not_finite_scores
 
-# Bumped with every change of what native/bind.cpp takes, so that an old build is never called in the new way.
+# Bumped with every change of what native/bind*.cpp take, so that an old build is never called in the new way.
 INTERFACE = 6
 
 

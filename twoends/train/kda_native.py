@@ -15,15 +15,18 @@ from twoends.train.delta_rule import SEGMENT_TILES, TILE, tiled_kda
 from twoends.train.native import arrays, empty_like, native_kernels
 
 
+def _room_for_states(q: Tensor, v: Tensor, *, keep: bool) -> Tensor:
+    batch, tokens, heads, keys = q.shape
+    segments = (tokens - 1) // (SEGMENT_TILES * TILE) if keep else 0
+    return q.new_empty(batch * heads, segments, keys, v.shape[-1])
+
+
 @torch.library.custom_op("twoends::kda_tiles", mutates_args=(), device_types="cpu")
 def _tiles(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, documents: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor]:
     """Outputs [B,T,H,V] and the states kept [B*H, segments - 1, K, V], none unless `keep`."""
-    batch, tokens, heads, keys = q.shape
-    out = empty_like(v)
-    segments = (tokens - 1) // (SEGMENT_TILES * TILE) if keep else 0
-    states = q.new_empty(batch * heads, segments, keys, v.shape[-1])
+    out, states = empty_like(v), _room_for_states(q, v, keep=keep)
     inputs = arrays(q, k, v, g, beta, documents)
     native_kernels().kda_tiles(*inputs, SEGMENT_TILES, states.numpy() if keep else None, out.numpy())
     return out, states
@@ -33,9 +36,7 @@ def _tiles(
 def _(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, documents: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor]:
-    segments = (q.shape[1] - 1) // (SEGMENT_TILES * TILE) if keep else 0
-    states = q.new_empty(q.shape[0] * q.shape[2], segments, q.shape[3], v.shape[3])
-    return empty_like(v), states
+    return empty_like(v), _room_for_states(q, v, keep=keep)
 
 
 @torch.library.custom_op("twoends::kda_tiles_back", mutates_args=(), device_types="cpu")

@@ -1,8 +1,7 @@
 // The short convolution of training with its SiLU, forward and backward: silu(sum_j w[c, 3 - j] x[t - j, c]), a
 // token of another document and what lies before the row counting as zero.
 #pragma once
-#include "elementary.h"
-#include "lanes.h"
+#include "kda.h"
 
 namespace twoends {
 namespace TWOENDS_ISA {
@@ -17,14 +16,6 @@ inline void seen_before(const int64_t* documents, size_t t, f32x16 (&seen)[kTaps
     seen[j - 1] = set1(t >= j && (documents == nullptr || documents[t] == documents[t - j]) ? 1.f : 0.f);
 }
 
-// The taps of 16 channels, oldest first, from [channels, 4]; fewer than 16 are padded with zeros.
-inline void taps_of(const float* w, size_t channels, f32x16 (&tap)[kTaps]) {
-  alignas(64) float column[kTaps][kLanes] = {};
-  for (size_t c = 0; c < channels; ++c)
-    for (size_t j = 0; j < kTaps; ++j) column[j][c] = w[c * kTaps + j];
-  for (size_t j = 0; j < kTaps; ++j) tap[j] = load(column[j]);
-}
-
 // What a walk over the tokens of one row of the batch carries, for 16 channels.
 struct ConvWalk {
   f32x16 tap[kTaps], before[kTaps - 1];  // before[j]: the token j + 1 back
@@ -33,7 +24,7 @@ struct ConvWalk {
   void begin(const float* w, size_t first, size_t channels) {
     at = first;
     n = first < channels ? smaller(kLanes, channels - first) : 0;
-    taps_of(w + (n != 0 ? first * kTaps : 0), n, tap);
+    load_taps(n != 0 ? w + first * kTaps : w, n, tap);
     for (f32x16& b : before) b = zero();
   }
   TWOENDS_INLINE f32x16 sum(f32x16 now, const f32x16 (&seen)[kTaps - 1]) const {
